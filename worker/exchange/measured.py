@@ -8,6 +8,7 @@ than a core takes to save them.
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from murmuration.algorithms.codecs import Codec
@@ -42,7 +43,7 @@ class Arrivals:
         return {peer: came for peer, came in found.items() if came[0]}
 
 
-class Arrival:
+class Arrival(AbstractContextManager["Arrival"]):
     """One payload on its way; nothing of it counts before its sender gives it. io thread only."""
 
     def __init__(self, arrivals: Arrivals) -> None:
@@ -63,9 +64,6 @@ class Arrival:
             each.payload_bytes += payload_bytes
             each.seconds += now - each.at_s
             each.at_s = now
-
-    def __enter__(self) -> "Arrival":
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._from is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import combinations
 from random import Random, SystemRandom
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from murmuration.algorithms.codecs import Codec, codec_by_name
 from murmuration.algorithms.plan import Plan
@@ -19,10 +19,8 @@ from murmuration.worker import wire
 from murmuration.worker.background import Offload
 from murmuration.worker.exchange.measured import Arrivals, Compression
 from murmuration.worker.exchange.view import ShardRange
+from murmuration.worker.training.mailbox import RoundDone, RoundFailed
 from murmuration.worker.transport import Stream
-
-if TYPE_CHECKING:
-    from murmuration.worker.training.mailbox import RoundDone, RoundFailed
 
 T = TypeVar("T")
 
@@ -46,7 +44,7 @@ class Peers(Protocol):
 class Results(Protocol):
     """The receiver of how rounds end. io thread only."""
 
-    def finished(self, result: "RoundDone | RoundFailed") -> None: ...
+    def finished(self, result: RoundDone | RoundFailed) -> None: ...
 
 
 @dataclass
@@ -79,7 +77,7 @@ class Counts:
     left_out: Counter[str] = field(default_factory=Counter)  # shards, of peers in quarantine
     checked_bytes: int = 0  # that were shown to others, which check means
     alike: set[tuple[str, str]] = field(default_factory=set)  # peers that contribute the same
-    _equal: Counter[str] = field(default_factory=Counter)
+    equal: Counter[str] = field(default_factory=Counter)  # refusals in one form of words
 
     @property
     def payload_sent_bytes(self) -> int:
@@ -92,14 +90,6 @@ class Counts:
 
     def refuse(self, reason: str) -> None:
         self.refused[reason] += 1
-
-    def times_refused(self, words: str) -> int:
-        """How often so by now, in these words or, where there are many, in any."""
-        digits = re.sub(r"\d+", "#", words)
-        if digits not in self._equal and len(self._equal) >= _MOST_KINDS:
-            digits = ""
-        self._equal[digits] += 1
-        return self._equal[digits]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,12 +172,14 @@ class Context:
         return self.counts.final_mean_sent if self.ends_run else self.counts.reductions_sent
 
     def refused(self, error: wire.WireError, sender: str, round_: int | None) -> None:
-        """Counts what came from a peer and does not fit; tells of equal ones the first, second,
-        fourth and so on."""
-        again, sender = isinstance(error, wire.Again), shown(sender)
+        """Counts what does not fit, and tells of equal ones the first, second, fourth time ..."""
+        again, sender, equal = isinstance(error, wire.Again), shown(sender), self.counts.equal
         self.counts.refuse("again" if again else "invalid")
-        times = self.counts.times_refused(f"{sender}: {shown(str(error))}")
-        if times & (times - 1) == 0:
+        words = re.sub(r"\d+", "#", f"{sender}: {shown(str(error))}")
+        if words not in equal and len(equal) >= _MOST_KINDS:
+            words = ""  # for all that are too many to tell apart
+        equal[words] += 1
+        if (times := equal[words]) & (times - 1) == 0:
             event = new_event("refused", reason=shown(str(error), _MAX_REASON), again=again)
             self.log({**event, "sender": sender, "round": round_, "times": times})
 
@@ -199,8 +191,7 @@ class Context:
             self.log(new_event("warning", text=text))
 
     def caught(self, peer: str, why: str) -> bool:
-        """A peer gave a false mean: tells of it, and does without it. Returns whether that is
-        news."""
+        """Tells of a false mean, and does without the peer. Returns whether that is news."""
         news = self.quarantine.caught(peer)
         if news:
             text = (
@@ -236,8 +227,7 @@ class Context:
         return codec_by_name(self.plan.reduction_codec)
 
     async def worked(self, elements: int, work: Callable[[], T]) -> T:
-        """Works with numpy and torch on this many values: off the loop, unless the way there takes
-        longer."""
+        """Works on this many values by numpy and torch: off the loop, unless they are few."""
         return work() if elements <= _AT_ONCE else await self.offload(work)
 
     async def sent(self, stream: Stream, message: bytes) -> None:
@@ -248,8 +238,7 @@ class Context:
 
     def weight(self, announced: int) -> int:
         """What a contribution counts, by the inner steps announced or, for a gradient, the visits
-        that it is the mean over. Raises WireError: they are more than there can be, so nobody makes
-        itself heavier."""
+        that it is the mean over. Raises WireError: they are more than there can be."""
         if self.plan.payload == "gradient":
             least, most, of = 0, self.most_visits, "visits; an iteration has at most"
         elif self.plan.weighting == "work":

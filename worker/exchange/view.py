@@ -97,8 +97,7 @@ class View:
         return self._named_by_most(lambda member: member.unreachable)
 
     def _named_by_most(self, names: Callable[[Member], Collection[str]]) -> frozenset[str]:
-        """Most of the others are those that train and contribute; where there are none, all that
-        live."""
+        """By most of the others that train and contribute; where none does, of all that live."""
         speaking = self._in(Phase.READY, Phase.TRAINING)
         training = [m for m in speaking if not self.contributors or m.peer in self.contributors]
         speak = training or self._live
@@ -108,8 +107,7 @@ class View:
         return found if len(found) < len(self._live) else frozenset()
 
     def will_contribute(self, peer: str, fragment: int, round_: int) -> bool:
-        """Whether to wait for this peer: it trains, is reached, and has not applied the round
-        already."""
+        """Whether to wait for this peer: it trains, is reached, and has not applied the round."""
         member = self.members.get(peer)
         if member is None or not member.live or peer in self.cut_off or peer in self.avoided:
             return False
@@ -136,17 +134,15 @@ class View:
         return fragment < len(digests) and digests[fragment].version > round_
 
     def in_draw(self, fragment: int) -> frozenset[str]:
-        """The peers to draw the groups of a fragment's rounds from: those that train or are about
-        to, and those that have ended the run, as a pair that meets twice running ends it early. One
-        that is only suspected stays in: else every suspicion would give every peer another
-        partner."""
+        """The peers to draw a fragment's groups from: those that train or are about to, and those
+        that have ended the run, as a pair that meets twice running ends it early. One that is only
+        suspected stays in: else every suspicion would give every peer another partner."""
         ended = (m for m in self._in(Phase.DONE, Phase.LEAVING) if fragment < len(m.digests))
         found = (*self._in(Phase.READY, Phase.TRAINING), *ended)
         return frozenset(member.peer for member in found) - self.cut_off
 
     def gone(self, group: Collection[str]) -> bool:
-        """Whether none of a round's group is left: each is not live, cut off, or avoided by this
-        peer."""
+        """Whether none of a round's group is left: all are gone, cut off, or avoided here."""
         return not any(self.live(p) and p not in self.cut_off | self.avoided for p in group)
 
     def has_ended_before(self, peer: str, fragment: int, round_: int) -> bool:

@@ -225,8 +225,7 @@ class Checks:
         return _Drawn(given, leaf, leaves.count, stop - start, mean, own)
 
     def _follows(self, given: Given) -> bool:
-        """Whether a mean takes up nothing, or what its reducer has left in the round before, as far
-        as that is known."""
+        """Whether a mean takes up nothing, or what its reducer is known to have left before."""
         at, taken = given.key._replace(round=given.key.round - 1), given.header.lefts[:-1]
         before = self._reductions.get(at)
         if not taken or before is None or before.header.reducer != given.header.reducer:
@@ -256,8 +255,7 @@ class Checks:
         return request
 
     async def _ask(self, peer: str, drawn: Sequence[_Drawn]) -> _Answers:
-        """What a peer shows, by shard and root; None where nobody is to blame that it shows
-        nothing."""
+        """What a peer shows, by shard and root; None: nothing, and it is not to blame."""
         wanted = [(each, root) for each in drawn for of, root, _ in each.parts if of == peer]
         shown: dict[tuple[ShardKey, bytes], Shown] = {}
         request, answers = self._request(wanted), list[pb.CheckedLeaf]()

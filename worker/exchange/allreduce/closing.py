@@ -48,10 +48,10 @@ _WAITING = 0.05  # of a round's time, for those that are slower
 class Patience:
     """How long late peers are waited for: as long as three usual rounds take.
 
-    A round counts from the end of the one before until its quorum is there. The wait for its last
-    reducers counts as little. So a minority that is late makes no round longer, and the time to
-    wait for it neither. Short rounds wait 5 s, for a peer that has paused. Once two of 32 rounds
-    have needed that, they wait as long as three take; not of two peers.
+    A round counts from the end of the one before until its quorum is there, without the wait for
+    its last reducers. So a minority that is late makes no wait longer. Short rounds wait 5 s, for a
+    peer that has paused. Once two of 32 rounds have needed that, they wait as long as three take;
+    not of two peers.
 
     In a plan of inner steps by speed a contribution that is late comes with the next round, so that
     little is lost without it. There the rest is waited for as long as peers of equal speed are
@@ -213,8 +213,8 @@ class ReducedShards:
         return robust.most_norm(list(norms.values()), missing, self._config.norm_limit)
 
     def least_factor(self, key: ShardKey, contributors: Group, own: float) -> float:
-        """The least that a mean of these counts of this peer's contribution, whose norm is `own`,
-        by what they have announced to this peer itself; 0 where too few have."""
+        """The least that a mean of these counts of this peer's contribution, of norm `own`, by what
+        they have announced to it; 0 where too few have."""
         known = self._norms.get((key.fragment, key.round), {})
         norms = [own if peer == self._me else known.get(peer) for peer in contributors]
         found = [each for each in norms if each is not None]
@@ -229,8 +229,7 @@ class ReducedShards:
             self._took_s[key.fragment, peer] = seconds
 
     def transfer_s(self, fragment: int, peers: Iterable[str]) -> float:
-        """How long it takes to get to the slowest of these and back, by their last contributions.
-        It is at most what the payload takes at the floor."""
+        """How long both ways to the slowest take, by their last contributions; at most a floor."""
         floor_s = self._layout.transfer_s(fragment)
         others = {*peers} - {self._me}
         took_s = [2 * self._took_s.get((fragment, peer), floor_s) for peer in others]
@@ -243,8 +242,7 @@ class ReducedShards:
         return self._expected(key, group) - entry.contributors.keys()
 
     def admits(self, peer: str, group: Group) -> bool:
-        """Whether what the peer gives counts in a round of this group. One that is not of the
-        group does where none of the group is left."""
+        """Whether what a peer gives counts: it is of the group, or none of that is left."""
         return peer in group or self.view.gone(group)
 
     def peer_to_ask(self, key: ShardKey, order: Sequence[str]) -> str | None:
@@ -330,8 +328,7 @@ class ReducedShards:
         return forgotten
 
     def learned(self, key: ShardKey) -> bool:
-        """A reduction of the shard is known. Returns whether to keep it: others may have the first
-        that was known here by now."""
+        """A reduction is known. Returns whether to keep it: others may have an earlier one."""
         if key in self.closed:
             return False
         self.closed.add(key)
@@ -428,9 +425,8 @@ class ReducedShards:
     def _held_to_norms(
         self, key: ShardKey, entry: OpenShard
     ) -> tuple[Group, tuple[float, ...], Group]:
-        """(the contributors that count, the factor of each, those in quarantine). In the mean that
-        ends a run most may have nothing left to give: nobody else moves the model then, as no limit
-        is known."""
+        """(the contributors that count, the factor of each, those in quarantine). Where most have
+        nothing left for the mean that ends a run, no limit is known: nobody moves the model."""
         peers = tuple(sorted(entry.contributors))
         norms = [entry.contributions[peer].norm for peer in peers]
         if self._layout.ends_run and 2 * norms.count(0.0) > len(peers):
@@ -473,9 +469,8 @@ class ReducedShards:
         return usual_s + self.transfer_s(fragment, late)
 
     def overdue_s(self, key: ShardKey, order: Sequence[str], reducer: str) -> float:
-        """How long a reducer is waited for, in place of which another of the order may reduce:
-        longer than it waits for others itself. Where most have its answer it is no longer than
-        this peer is waited for."""
+        """How long a reducer is waited for: longer than it waits for others itself. Where most have
+        its answer it is no longer than this peer is waited for."""
         most_s = OVERDUE * self.wait_s(key, self._expected(key, order))
         if self.further(key, order):
             most_s = min(most_s, self.patience.habit_s(key.fragment) / OVERDUE)

@@ -73,18 +73,12 @@ class _Round:
     norm: float
     began: float
     deadline: float
+    lanes: defaultdict[str, asyncio.Semaphore]  # by peer, held by the shards on their way to it
     told_s: float = 0.0  # how long it had taken when that was last told
     slowest: str = ""  # the reducer that answered last
     half_at: float = math.inf  # when half of the shards were here
-    # By peer, held by the shards that are sent to it at once.
-    lanes: defaultdict[str, asyncio.Semaphore] = field(init=False)
     # Held by the shard whose bytes are made ready.
     preparing: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    def __post_init__(self) -> None:
-        large = any(part.shard.contribution_bytes > WINDOW_BYTES for part in self.parts)
-        at_once = -(-_FILLING // max(1, len(self.begin.group) - 1)) if large else 1
-        self.lanes = defaultdict(partial(asyncio.Semaphore, at_once))
 
     @property
     def open(self) -> list[_Part]:
@@ -125,6 +119,7 @@ class Contributor:
         self._lasted_s: dict[int, float] = {}  # the last round of each fragment
         self._told_scaled, self._passed_on = False, Doubts()
         self._tasks = Tasks()
+        self.close = self._tasks.close
         reducer.checks.open_to = lambda peer: peers.open(peer, method)
 
     def tick(self) -> None:
@@ -159,7 +154,10 @@ class Contributor:
             self._drop(earlier)
         mean = begin.values.new_empty(begin.values.shape)
         deadline = context.clock() + context.round_s(fragment)
-        round_ = _Round(begin, parts, error, mean, own_norm, began, deadline)
+        large = any(part.shard.contribution_bytes > WINDOW_BYTES for part in parts)
+        at_once = -(-_FILLING // max(1, len(group) - 1)) if large else 1
+        lanes = defaultdict[str, asyncio.Semaphore](partial(asyncio.Semaphore, at_once))
+        round_ = _Round(begin, parts, error, mean, own_norm, began, deadline, lanes)
         self._rounds[fragment] = round_
         self._advance(round_)
 
@@ -167,9 +165,6 @@ class Contributor:
         """Ends the fragment's round on its way, if there is one, as failed."""
         if round_ := self._rounds.get(fragment):
             self._fail(round_, reason)
-
-    async def close(self) -> None:
-        await self._tasks.close()
 
     # ----------------------------------------------------------------------- which peer is tried
 
@@ -209,7 +204,6 @@ class Contributor:
             self._fail(round_, "; ".join(["the round's deadline has passed", *sorted(reasons)]))
 
     def _overdue(self, round_: _Round, part: _Part, now: float) -> bool:
-        """Whether another peer is to reduce the shard in place of the one that was asked."""
         if part.target in ("", self._context.me):
             return False
         if not self._view.reach(self._context.me, part.target):
@@ -298,8 +292,7 @@ class Contributor:
         self._advance(round_)
 
     async def _prepare(self, round_: _Round, part: _Part) -> wire.Payload:
-        """Makes the bytes ready to be sent, one shard after another: the first leaves while others
-        are compressed. What stays with this peer is not compressed."""
+        """Makes one shard after another ready: the first leaves while others are compressed."""
         context, shard, raw, checks = self._context, part.shard, part.raw, self._reducer.checks
         weight, stays = context.weight(round_.begin.weight), part.target == context.me
 
@@ -449,9 +442,8 @@ class Contributor:
     async def _decoded(
         self, round_: _Round, part: _Part, reduction: wire.Reduction
     ) -> "tuple[Tensor, Tensor | None]":
-        """(the mean, what the contribution has left out if the norm limit has scaled it). Into
-        tensors of their own: a try that is cancelled meanwhile must not write elsewhere. Raises
-        WireError: no such contributions have this mean."""
+        """(the mean, what is left out of a contribution that the norm limit has scaled). A try that
+        is cancelled must not write elsewhere. Raises WireError: no contributions have this mean."""
         context, shard, header = self._context, part.shard, reduction.header
         codec, elements = context.reduction_codec, shard.stop - shard.start
         factor, most, least = header.factor(context.me), math.inf, 0.0
@@ -467,10 +459,8 @@ class Contributor:
                 why = f"{part.key} has norm {found:.3g}, and its contributions at most {most:.3g}"
             elif factor < least:
                 why = f"{part.key} counts {factor:.2g} of a contribution, and at least {least:.2g}"
-            if why and header.reducer != part.target:
-                raise wire.WireError(why)
             if why:
-                raise FalseMean(why)
+                raise FalseMean(why) if header.reducer == part.target else wire.WireError(why)
             if round_.error is None or share == 1:
                 return mean, None
             here = slice(*shard.bounds)
@@ -563,9 +553,8 @@ class Contributor:
         largest = max(len(header.contributors) for _, header in round_.reductions)
         for part in round_.parts:
             header = part.reduction
-            if header is None or header.reducer != part.target or part.target == me:
-                continue
-            if 2 * len(header.contributors) > largest:
+            own = header is not None and header.reducer == part.target != me
+            if header is None or not own or 2 * len(header.contributors) > largest:
                 continue
             others = [h for _, h in round_.reductions if h.reducer not in (me, part.target)]
             counted = Counter(peer for other in others for peer in other.contributors)
@@ -594,8 +583,7 @@ class Contributor:
         return tuple(b for b, each in round_.reductions if (me in each.contributors) is counted)
 
     def _sent(self, round_: _Round) -> "Tensor":
-        """A contribution as others have decoded it, as far as it is taken out of the local
-        parameters."""
+        """A contribution as others have decoded it, as far as it is taken out of parameters."""
         whole = memoryview(bytearray().join(part.raw for part in round_.parts))
         elements, limbs = round_.mean.numel(), self._context.limbs(round_.begin.fragment)
         me = self._context.me
@@ -621,8 +609,7 @@ class Contributor:
         self._context.log(new_event("warning", text=text))
 
     def _tell_stall(self, round_: _Round, last_s: float | None) -> None:
-        """Says for whom a round waits that takes more than twice as long as the last one; again
-        each time that this has doubled."""
+        """Says for whom a round waits that takes twice as long as the last, and again at double."""
         begin, me = round_.begin, self._context.me
         seconds = self._context.clock() - round_.began
         if last_s is None or seconds < 2 * max(round_.told_s, last_s, _STALL_S):

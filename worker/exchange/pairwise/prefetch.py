@@ -1,14 +1,10 @@
 """What lies between two pair rounds: how far partners are apart, and anchors that come ahead."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from murmuration.algorithms.plan import Plan
 from murmuration.worker.exchange.pairwise.round import ANCHOR, Group, PairRound
-
-if TYPE_CHECKING:
-    from murmuration.algorithms.plan import Plan
-    from murmuration.worker.exchange.round_context import RoundConfig
-
+from murmuration.worker.exchange.round_context import RoundConfig
 
 _QUIET_S = 1.0  # several delays of a long link pass before the first byte
 
@@ -20,7 +16,7 @@ class AnchorPrefetch:
     too when it may go on without. Args: round_bytes: by fragment, what a peer gives each partner.
     """
 
-    def __init__(self, config: "RoundConfig", plan: "Plan", round_bytes: Sequence[int]) -> None:
+    def __init__(self, config: RoundConfig, plan: Plan, round_bytes: Sequence[int]) -> None:
         self._config, self._round_bytes = config, round_bytes
         self._told = plan.shared_momentum  # the train side uses the means
         self.awaited = self._told and plan.overlap_steps == 0
