@@ -425,12 +425,12 @@ def attend(swarm: Swarm, until: float) -> None:
         swarm.watch()
 
 
-def await_rounds(swarm: Swarm, patience_s: float = 180.0) -> None:
+def await_rounds(swarm: Swarm) -> None:
     """Until all workers have completed a round."""
-    until = time.monotonic() + patience_s
+    until = time.monotonic() + 180.0
     while not all(found and list(found[-1].useful({})) for found in swarm.lives().values()):
         if time.monotonic() > until:
-            raise SystemExit(f"goodput: no round of all workers in {patience_s:g} s")
+            raise SystemExit("goodput: no round of all workers in 180 s")
         attend(swarm, time.monotonic() + 1)
 
 

@@ -20,7 +20,6 @@ failed once fails everything: the next check gets a fresh one.
 """
 
 import argparse
-import importlib.metadata
 import json
 import logging
 import os
@@ -40,14 +39,22 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-try:
-    import tomllib
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
 
-    import torch
-    from torch import Tensor, nn
-    from torch.optim import SGD, AdamW, Optimizer
-except ModuleNotFoundError as error:
-    sys.exit(f"gpu: no {error.name} here: it wants Python 3.11 and torch, for a card with CUDA")
+import murmuration
+from murmuration.algorithms.codecs import CODECS, codec_by_name
+from murmuration.algorithms.fragments import Fragment, TensorSpec
+from murmuration.algorithms.plan import PRESETS
+from murmuration.worker import wire
+from murmuration.worker.tasks.llama import build_llama
+from murmuration.worker.tasks.llama_config import LlamaConfig
+from murmuration.worker.training import device as devices
+from murmuration.worker.training.fragment import FragmentReplica, _prepared
+from murmuration.worker.training.mailbox import RoundDone
+from tests.lab.one_process import Training, train
+from tests.support.workers import free_addresses
 
 Figures = dict[str, Any]
 _ROOT = Path(__file__).parents[2]
@@ -57,13 +64,8 @@ _NEXT = 3  # the exit code that asks for a fresh process
 _PATIENCE_S = 180.0  # of a check
 _SLOWER = 1.02  # a step with a round in flight, of a plain one
 _PEERS, _FREE = 2, 4  # that exchange; steps of a plain loop before it is timed
-SIZES = {  # width, layers
-    "tiny": (32, 2),
-    "10m": (384, 6),
-    "30m": (512, 10),
-    "100m": (768, 14),
-    "500m": (1536, 18),
-}
+# Width, layers.
+SIZES = {"tiny": (32, 2), "10m": (384, 6), "30m": (512, 10), "100m": (768, 14), "500m": (1536, 18)}
 OVERLAPS = ("streaming", "onebit", "sparse", "streaming-noloco", "diloco", "noloco")
 LARGE = ("streaming", "onebit", "diloco")  # at 500 million
 LINES = {"alone": "local", "ddp": "local", "streaming": "streaming", "onebit": "onebit"}
@@ -90,10 +92,10 @@ class Place:
         if not self.small:
             torch.accelerator.synchronize(self.device)
 
-    def seconds(self, work: Callable[[], object], times: int = 5) -> float:
+    def seconds(self, work: Callable[[], object]) -> float:
         """The median, the first time left out."""
         took_s = []
-        for _ in range((2 if self.small else times) + 1):
+        for _ in range((2 if self.small else 5) + 1):
             self.synchronize()
             began = time.perf_counter()
             work()
@@ -112,9 +114,6 @@ def architecture(size: str) -> dict[str, int]:
 
 def decoder(size: str, context: int) -> nn.Module:
     """A decoder with the values of seed 0, on the CPU in fp32."""
-    from murmuration.worker.tasks.llama import build_llama
-    from murmuration.worker.tasks.llama_config import LlamaConfig
-
     return build_llama(LlamaConfig(max_position_embeddings=context, **architecture(size)), 0)
 
 
@@ -147,10 +146,8 @@ def fused(model: nn.Module) -> list[Optimizer]:
 
 def as_nanochat(model: nn.Module) -> list[Optimizer]:
     """Muon for the matrices of layers, AdamW for the rest."""
-    from murmuration import Muon
-
     layers = {id(p): p for n, p in model.named_parameters() if "layers" in n and p.dim() == 2}
-    muon = Muon(list(layers.values()), lr=0.02, momentum=0.95, weight_decay=0.0)
+    muon = murmuration.Muon(list(layers.values()), lr=0.02, momentum=0.95, weight_decay=0.0)
     rest = [p for p in model.parameters() if id(p) not in layers]
     return [muon, AdamW(rest, lr=3e-3, fused=True)]
 
@@ -197,8 +194,6 @@ def swarm(way: Way, at: Place) -> Figures:
 
 def trained(way: Way, device: torch.device) -> tuple[Tensor, Tensor, int]:
     """(parameters at the end, at the beginning, steps that the scaler skipped)."""
-    import murmuration
-
     model = decoder("tiny", 32).to(device, way.dtype)
     first, tokens = flat(model), tokens_of(12, 4, 32, device)
     optimizers = way.optimizers(model)
@@ -257,8 +252,6 @@ def graph_of(model: nn.Module, tokens: Tensor, made: Sequence[Optimizer]) -> Cal
 
 def graphed_step(at: Place) -> Figures:
     """An optimizer's step in a CUDA graph is refused in one line."""
-    import murmuration
-
     if at.device.type != "cuda":
         raise Skipped("CUDA graphs are of CUDA")
     model = nn.Linear(4, 4, device=at.device)
@@ -276,7 +269,7 @@ def graphed_step(at: Place) -> Figures:
 
 def two_peers(at: Place) -> Figures:
     """Two processes on one card end with the same bits."""
-    address = free_address()
+    address = free_addresses(1)[0]
     began = time.perf_counter()
     found = at.others.map(partial(peer, address, str(at.device)), range(_PEERS))
     (one, rounds), (other, _) = found
@@ -284,17 +277,8 @@ def two_peers(at: Place) -> Figures:
     return figures if one == other else {**figures, _MISSED: "both end with the same bits"}
 
 
-def free_address() -> str:
-    from tests.support.workers import free_addresses
-
-    return free_addresses(1)[0]
-
-
 def peer(address: str, device: str, index: int) -> tuple[str, int]:
     """A process of its own: (hash of what it ends with, its rounds)."""
-    import murmuration
-    from murmuration.worker.wire import tensor_hash
-
     model = decoder("tiny", 32).to(device)
     optimizer = AdamW(model.parameters(), lr=3e-3)
     tokens = tokens_of(12 * _PEERS, 4, 32, torch.device(device))
@@ -306,7 +290,7 @@ def peer(address: str, device: str, index: int) -> tuple[str, int]:
             optimizer.zero_grad()
         rounds = run.metrics["rounds_completed"]
     assert isinstance(rounds, int)
-    return tensor_hash([flat(model)]), rounds
+    return wire.tensor_hash([flat(model)]), rounds
 
 
 # -------------------------------------------------------------------------------- codecs, encoding
@@ -314,8 +298,6 @@ def peer(address: str, device: str, index: int) -> tuple[str, int]:
 
 def codecs(at: Place) -> Figures:
     """Every codec on the device and on the CPU."""
-    from murmuration.algorithms.codecs import CODECS
-
     values = torch.randn(100_003 if at.small else 10_000_019)
     values *= values.roll(1) ** 5  # of many sizes; some are zero, equal, or below 2^-126
     values[1000:9000] = 0.0
@@ -334,8 +316,6 @@ def codecs(at: Place) -> Figures:
 
 def encode(name: str, at: Place) -> Figures:
     """GB/s of fp32 on the host and on the device, with and without the copy to the host."""
-    from murmuration.algorithms.codecs import codec_by_name
-
     codec, gb = codec_by_name(name), (1 << 18 if at.small else 1 << 26) * 4 / 1e9
     values = torch.randn(int(gb * 1e9 / 4))
     there, want = values.to(at.device), codec.encode(values)
@@ -351,14 +331,6 @@ def encode(name: str, at: Place) -> Figures:
 
 def stages(at: Place) -> Figures:
     """What a round does to one fragment in this process, a stage at a time."""
-    from murmuration.algorithms.codecs import codec_by_name
-    from murmuration.algorithms.fragments import Fragment, TensorSpec
-    from murmuration.algorithms.plan import PRESETS
-    from murmuration.worker import wire
-    from murmuration.worker.training.device import staged
-    from murmuration.worker.training.fragment import FragmentReplica
-    from murmuration.worker.training.mailbox import RoundDone
-
     side, count = (256, 4) if at.small else (2048, 16)
     there = {f"{n}": torch.randn(side, side, device=at.device) for n in range(count)}
     fragment = Fragment(0, tuple(TensorSpec(name, (side, side)) for name in there))
@@ -380,8 +352,8 @@ def stages(at: Place) -> Figures:
         "mean": lambda: wire.average(codec, [payload] * _PEERS, fragment.elements),
         "decode": lambda: wire.decode(codec, payload, fragment.elements),
         "hash": lambda: wire.state_hash(start, g, ()),
-        "outer": lambda: each._prepared(each.outcome(closed())),
-        "staged": lambda: staged(g, here),
+        "outer": lambda: _prepared(each.outcome(closed()), here),
+        "staged": lambda: devices.staged(g, here),
         "write": lambda: each.write(g),
         "pageable_read": lambda: [p.cpu() for p in here],
     }
@@ -390,7 +362,7 @@ def stages(at: Place) -> Figures:
     took_ms = []
     for _ in range(2 if at.small else 5):  # its outer step was made beside inner steps
         each.handle(done := closed())
-        each._prepared(each.outcome(done))  # takes longer
+        _prepared(each.outcome(done), here)  # takes longer
         at.synchronize()
         began = time.perf_counter()
         each.finish(done)
@@ -411,8 +383,6 @@ def stages(at: Place) -> Figures:
 
 def partner(address: str, size: str, context: int) -> None:
     """A process of its own, on the CPU: a peer of the same model that computes next to nothing."""
-    import murmuration
-
     torch.set_num_threads(2)
     model = decoder(size, context)
     optimizer = SGD(model.parameters(), lr=0.0)
@@ -424,12 +394,9 @@ def partner(address: str, size: str, context: int) -> None:
 
 def overlap(preset: str, size: str, at: Place) -> Figures:
     """Steps of a loop within a swarm of two beside those of the same loop before it."""
-    import murmuration
-    from murmuration.algorithms.plan import PRESETS
-
     context, batch = (16, 2) if at.small else (1024, 8)
     plan = PRESETS[preset]
-    address = free_address()
+    address = free_addresses(1)[0]
     meet: Figures = {"preset": preset, "listen": address, "min_peers": _PEERS}
     meet["inner_steps"] = plan.inner_steps if not at.small else 4
     meet["steps"] = max(2 * meet["inner_steps"], 8 if at.small else 40)
@@ -492,10 +459,8 @@ def flights(peer: Any) -> tuple[list[bool], list[int]]:
 @contextmanager
 def pcie_bytes() -> Iterator[list[int]]:
     """Of each fragment that is copied to the host or from it meanwhile, as fp32."""
-    from murmuration.worker.training import device
-
     found = list[int]()
-    there, back = device.staged, device.copy_to_host
+    there, back = devices.staged, devices.copy_to_host
 
     def counted(values: Tensor, like: Sequence[Tensor]) -> Tensor:
         found.append(values.nbytes * like[0].is_cuda)
@@ -506,11 +471,11 @@ def pcie_bytes() -> Iterator[list[int]]:
         found.extend(source.nbytes * source.is_cuda for _, source in ordered)
         back(ordered)
 
-    device.staged, device.copy_to_host = counted, counted_back
+    devices.staged, devices.copy_to_host = counted, counted_back
     try:
         yield found
     finally:
-        device.staged, device.copy_to_host = there, back
+        devices.staged, devices.copy_to_host = there, back
 
 
 # ------------------------------------------------------------------------------------ site, losses
@@ -520,7 +485,7 @@ def site(kind: str, at: Place) -> Figures:
     """Two ranks on one device beside one process."""
     module = ("-m", "tests.support.site_loop", "11")
     ranks = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1")
-    port = free_address().rpartition(":")[2]
+    port = free_addresses(1)[0].rpartition(":")[2]
     said = []
     for command in (
         (*module, "one", at.device.type),
@@ -540,8 +505,6 @@ def site(kind: str, at: Place) -> Figures:
 
 def losses(line: str, size: str, at: Place) -> Figures:
     """The loss after some steps of a line, on Python's own sources."""
-    from tests.lab.one_process import Training, train
-
     workers, steps = (2, 8) if at.small else (4, {"10m": 300, "30m": 200}.get(size, 100))
     sizes = ",".join(f"{key}={value}" for key, value in architecture(size).items())
     settings = [f"task.architecture={{{sizes}}}", "inner.lr=0.001", "inner.optimizer='adamw'"]
@@ -637,10 +600,6 @@ def line_of(name: str, figures: Mapping[str, Any]) -> str:
     return f"{name:<28} {figures['result']:<8} {figures['seconds']:6.1f} s  {', '.join(told)}"
 
 
-def first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error) or 'no word').splitlines()[0]}"[:300]
-
-
 def quiet(device: torch.device) -> None:
     """What a swarm tells is not of interest here, and a small model wants one thread."""
     logging.basicConfig(level=logging.ERROR)
@@ -661,7 +620,8 @@ def run_checks(names: Sequence[str], device: torch.device, results: Results) -> 
             except Skipped as error:
                 figures = {"result": "skipped", "error": str(error)}
             except Exception as error:
-                figures = {"result": "failed", "error": first_line(error)}
+                said = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+                figures = {"result": "failed", "error": said}
                 traceback.print_exc()
             if device.type == "cuda":
                 figures["card_gb"] = torch.cuda.max_memory_allocated() / 1e9
@@ -695,19 +655,6 @@ def supervise(names: Sequence[str], options: argparse.Namespace, results: Result
     return left
 
 
-def missing() -> list[str]:
-    """The libraries of pyproject.toml that are not installed."""
-    project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
-    lacking = []
-    for needed in project["dependencies"]:
-        name = re.split("[^A-Za-z0-9-]", needed)[0]
-        try:
-            importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            lacking.append(name)
-    return lacking
-
-
 def main() -> int:
     """Runs what is not done; 0 if all that was asked for passes, or is of what is not here."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -717,14 +664,9 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=Path("runs/gpu.json"))
     parser.add_argument("--run", nargs="+", metavar="CHECK", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if lacking := missing():
-        print(f"gpu: pip install {' '.join(lacking)}: missing here", file=sys.stderr)
-        return 2
     try:
-        from murmuration.worker.training.device import chosen_device
-
-        device = chosen_device(options.device or "auto")
-    except Exception as error:  # a library of another version, or no such device
+        device = devices.chosen_device(options.device or "auto")
+    except Exception as error:  # no such device
         print(f"gpu: {error}", file=sys.stderr)
         return 2
     options.device, results = str(device), Results(options.results, device)

@@ -27,10 +27,8 @@ _CONTEXT_BYTES, _BATCH_SIZE = 32, 2  # activations of no size
 _LAYERS, _WIDTH = 18, 1536
 _FRAGMENTS = 9  # what is in flight is a fragment's
 _STEPS, _INNER_STEPS = 14, 12
-_SPAWNED = (
-    "runpy",
-    "murmuration.worker.cli",
-)  # a process of its own: one that is forked has its parent's peak
+# A process of its own: one that is forked has its parent's peak.
+_SPAWNED = ("runpy", "murmuration.worker.cli")
 
 
 class Large(LlamaBytes):
@@ -72,18 +70,11 @@ def main() -> None:
 
 def options_of(layers: int) -> dict[str, Any]:
     """Of the task."""
-    architecture = {
-        "hidden_size": _WIDTH,
-        "intermediate_size": _WIDTH * 8 // 3,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 8,
-    }
-    return {
-        "context_bytes": _CONTEXT_BYTES,
-        "batch_size": _BATCH_SIZE,
-        "architecture": architecture,
-    }
+    heads = dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 8)
+    sizes = {"hidden_size": _WIDTH, "intermediate_size": _WIDTH * 8 // 3}
+    architecture = {**sizes, "num_hidden_layers": layers, **heads}
+    batch = {"context_bytes": _CONTEXT_BYTES, "batch_size": _BATCH_SIZE}
+    return {**batch, "architecture": architecture}
 
 
 def parameters(layers: int) -> int:

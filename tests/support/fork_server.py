@@ -32,14 +32,9 @@ WORKER = (sys.executable, "-m", "murmuration.worker.cli")  # for `ForkedPopen`
 MURMUR = (sys.executable, "-m", "tests.support.fork_server")  # its children are forked
 _ADDRESS = "TEST_FORK_SERVER"  # in the environment: the processes of a test share one server
 _PRELOADED = (
-    *(
-        "torch._dynamo",
-        "torch.optim",
-        "murmuration.worker.cli.commands",
-        "murmuration.worker.daemon",
-    ),
-    *("lightning.pytorch", "peft", "transformers.models.llama.modeling_llama"),
-    *("transformers.trainer", "pytest"),
+    *("torch._dynamo", "torch.optim", "murmuration.worker.cli.commands"),
+    *("murmuration.worker.daemon", "lightning.pytorch", "peft", "pytest"),
+    *("transformers.models.llama.modeling_llama", "transformers.trainer"),
 )
 _SERVED = ("murmuration.worker.cli", "murmuration.coordinator.", "tests.")
 EXAMPLES = Path(__file__).parents[2] / "docs/examples"

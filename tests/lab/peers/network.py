@@ -1,9 +1,8 @@
-"""A worker's network interface, and the bytes that went through it."""
+"""A worker's network interface, and the bytes that it has sent."""
 
 import fcntl
 import socket
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h: the IPv4 address of an interface
@@ -28,22 +27,10 @@ def interface_of(address: str) -> str:
     raise ValueError(f"no interface here has the address {address}")
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes since boot that an interface sent and received, link and IP headers included."""
-
-    sent: int
-    received: int
-
-    def __sub__(self, earlier: "Traffic") -> "Traffic":
-        return Traffic(self.sent - earlier.sent, self.received - earlier.received)
-
-
-def traffic_of(interface: str) -> Traffic:
-    """The kernel's counters of one interface."""
+def sent_bytes(interface: str) -> int:
+    """Since boot, link and IP headers included: the kernel's counter."""
     for line in _COUNTERS.read_text().splitlines():
         name, colon, rest = line.partition(":")
         if colon and name.strip() == interface:
-            fields = rest.split()
-            return Traffic(sent=int(fields[8]), received=int(fields[0]))
+            return int(rest.split()[8])
     raise ValueError(f"{_COUNTERS} has no interface {interface!r}")

@@ -66,7 +66,6 @@ def main() -> None:
         anchor=flat(training.model.parameters()),
         momentum=torch.empty(0),
         system=f"PyTorch {torch.__version__.partition('+')[0]}, DDP, Gloo, fp32, overlapped",
-        rounds_partial=0,  # an all-reduce is whole or fails
     )
     await_end()
     os._exit(0)  # its threads wait for peers that are gone

@@ -61,7 +61,6 @@ def main() -> None:
         anchor=flat(model.parameters()),
         momentum=flat(outer.state[p]["momentum_buffer"] for p in model.parameters()),
         system="torchft 0.2.0, DiLoCo, Gloo, fp32",
-        rounds_partial=0,  # a quorum is everybody, and an all-reduce is whole or fails
     )
     await_end()
     os._exit(0)  # its threads wait for peers that are gone

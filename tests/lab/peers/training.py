@@ -11,7 +11,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from murmuration.worker.training.evaluation import validate
 from murmuration.worker.training.optimizers import InnerConfig
 from murmuration.worker.training.replica import InnerReplica
 from murmuration.worker.wire import tensor_hash
-from tests.lab.peers.network import interface_of, traffic_of
+from tests.lab.peers.network import interface_of, sent_bytes
 
 PLAN = PRESETS["diloco"]
 
@@ -60,13 +60,13 @@ class Metrics:
     """Seconds and rounds, counted as the `murmur` worker counts them.
 
     `wall_s` ends with the last inner step, before the round that follows it; `stall_s` has that
-    round too. `stalls_s` is the stall of each round, failed ones included.
+    round too, and failed ones.
     """
 
     first_step_at: float = math.nan
     last_step_at: float = math.nan
     compute_s: float = 0.0
-    stalls_s: list[float] = field(default_factory=list)
+    stall_s: float = 0.0
     rounds_completed: int = 0
     rounds_failed: int = 0
 
@@ -76,9 +76,8 @@ class Metrics:
         return {
             "wall_s": round(wall_s, 3),
             "compute_s": round(self.compute_s, 3),
-            "stall_s": round(sum(self.stalls_s), 3),
+            "stall_s": round(self.stall_s, 3),
             "compute_utilization": round(self.compute_s / wall_s, 4),
-            "stalls_s": [round(stall_s, 4) for stall_s in self.stalls_s],
             "rounds_completed": self.rounds_completed,
             "rounds_failed": self.rounds_failed,
         }
@@ -107,7 +106,7 @@ class Training:
         schema = [TensorSpec(n, tuple(p.shape)) for n, p in self.replica.parameters.items()]
         (self.fragment,) = partition(schema, fragments=1)
         self._interface = interface_of(options.address)
-        self._traffic_before = traffic_of(self._interface)
+        self._sent_before = sent_bytes(self._interface)
         self._inner_done_at = math.nan
 
     def _inner_step_done(self, *_: object) -> None:
@@ -134,17 +133,20 @@ class Training:
                     metrics.rounds_completed += 1
                 else:
                     metrics.rounds_failed += 1
-                metrics.stalls_s.append(waited_s + time.monotonic() - self._inner_done_at)
+                metrics.stall_s += waited_s + time.monotonic() - self._inner_done_at
 
-    def report(self, *, anchor: Tensor, momentum: Tensor, system: str, rounds_partial: int) -> None:
+    def report(
+        self, anchor: Tensor, momentum: Tensor, system: str, rounds_partial: int = 0
+    ) -> None:
         """Evaluates the anchor and says everything in one line; leaves the model with the anchor.
 
         Args:
             anchor, momentum: the outer state, flat, in the fragment's order.
             system: what was measured, with its settings.
-            rounds_partial: completed rounds whose mean lacked somebody's part, here.
+            rounds_partial: completed rounds whose mean lacked somebody's part, here; none where
+                an all-reduce is whole or fails.
         """
-        traffic = traffic_of(self._interface) - self._traffic_before
+        sent = sent_bytes(self._interface) - self._sent_before
         self.load(anchor)
         found = validate(self.task, self.model, self.options.seed)
         say(
@@ -154,8 +156,7 @@ class Training:
             val_loss=found.loss if found is not None else None,
             **self.metrics.plain(),
             rounds_partial=rounds_partial,
-            bytes_sent=traffic.sent,
-            bytes_received=traffic.received,
+            bytes_sent=sent,
             anchor_hash=tensor_hash([anchor]),
             momentum_hash=tensor_hash([momentum]),
         )
