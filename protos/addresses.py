@@ -45,8 +45,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def alternatives(address: str) -> tuple[str, ...]:
-    """Where a peer is dialled directly, in the order in which it is tried: it may have several
-    addresses, `192.0.2.7:7700,10.0.0.5:7700`."""
+    """Where a peer is dialled directly, in order: `192.0.2.7:7700,10.0.0.5:7700` are two."""
     direct = address.partition(";")[2] if "@" in address else address
     return tuple(direct.split(",")) if direct else ()
 

@@ -5,7 +5,6 @@ import json
 import os
 import sys
 import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,7 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
+        temporary.unlink(missing_ok=True)
 
 
 def sync_folder(path: Path) -> None:

@@ -234,8 +234,7 @@ _HANDSHAKE = {
 
 
 def mismatch(details: str, *, encrypts: bool) -> Mismatch | None:
-    """What a handshake has failed for, if it is known. Args: details: gRPC's, of a call that has
-    failed; encrypts: whether this side does."""
+    """What a handshake failed for, if known, by gRPC's `details`; `encrypts`: this side does."""
     if not details.startswith("failed to connect"):
         return None
     return next((why for part, why in _HANDSHAKE[encrypts].items() if part in details), None)

@@ -323,9 +323,7 @@ class Worker:
                 trainer.hand_in(_NOTICE_S if self._noticed else _GRACE_S)
             session.leave()
         saving.result()
-        code = self._code
-        if self._saver.failed:
-            code = ExitCode.CHECKPOINT
+        code = ExitCode.CHECKPOINT if self._saver.failed else self._code
         result = build_result(
             task=self._task,
             config=self._config,

@@ -121,10 +121,8 @@ def is_taken(out: Path) -> bool:
     try:
         if (out / _LOCK).exists():
             FileLock(out / _LOCK).acquire(timeout=0).lock.release()
-    except Timeout:
-        return True
-    except OSError:
-        pass
+    except OSError as error:
+        return isinstance(error, Timeout)
     return False
 
 
@@ -141,7 +139,6 @@ def _cannot_write(out: Path, error: OSError) -> ConfigError:
 
 
 def _never_began(out: Path) -> bool:
-    """Whether nothing in a worker's folder tells of training."""
     if {path.name for path in out.iterdir()} - {_LOCK, EVENTS}:
         return False
     log = out / EVENTS
@@ -190,7 +187,6 @@ def remembered(
 
 
 def _addresses(given: object) -> list[str]:
-    """Raises ValueError."""
     if not isinstance(given, list) or len(given) > _MOST:
         raise ValueError("no list of addresses")
     for each in given:

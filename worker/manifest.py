@@ -66,8 +66,7 @@ class Manifest:
 
     @property
     def lasting(self) -> dict[str, Any]:
-        """What a run has in common with one that goes on from its state: it may be longer, and its
-        peers may speak another protocol."""
+        """What a run shares with one that goes on from its state: not steps, nor the protocol."""
         run = {key: value for key, value in self.document["run"].items() if key != "steps"}
         rest = {key: value for key, value in self.agreed.items() if key != "protocol"}
         return {**rest, "run": run}
@@ -173,7 +172,6 @@ def restored_config(
 
 
 def _machine_bytes() -> int:
-    """All of this machine's memory; 0 where the system does not say."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):

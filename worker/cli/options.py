@@ -32,8 +32,7 @@ def option(*names: str, key: str = "", **attributes: Any) -> Any:
 
 
 def options(argument: str, group: type, unlisted: str = "") -> Callable[[_Command], _Command]:
-    """Gives a command the options of a dataclass, as one argument of that name; `--help` does not
-    list those of the `unlisted` fields."""
+    """Gives a command a dataclass's options as one argument; `--help` lists no `unlisted` ones."""
     typed = [each for each in fields(group) if each.metadata]
 
     def decorate(command: _Command) -> _Command:

@@ -113,7 +113,6 @@ def plan(run: Path | None, given: PlanOptions) -> None:
 
 
 def _check_numbers(given: PlanOptions) -> None:
-    """Raises UsageError where --params, --layers and --step-time do not go together, or are NaN."""
     for flag, value in (("--step-time", given.step_s), ("--target", given.target)):
         if value is not None and not math.isfinite(value):
             raise UsageError(f"{flag} is {value}; it must be a finite number")

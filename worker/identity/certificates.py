@@ -404,7 +404,6 @@ def _signed(
     valid_s: float,
     extensions: Iterable[tuple[x509.ExtensionType, bool]],
 ) -> bytes:
-    """Args: extensions: each with whether it is critical."""
     now = datetime.datetime.now(datetime.UTC)
     builder = (
         x509.CertificateBuilder()

@@ -6,6 +6,7 @@ So the holder may be away for long. The key stays: only new connections use the 
 import asyncio
 import datetime
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from murmuration.protos import murmuration_pb2 as pb
@@ -57,13 +58,11 @@ class Renewal:
         before, authority = self._identity, self._authority
         certificate: bytes | None = None
         try:
+            name, der, request = before.name, before.der, before.request()
             if authority is not None:
-                asked = before.name, before.der
-                certificate = await self._offload(
-                    lambda: authority.renew(*asked, before.request(), before.role)
-                )
+                work = partial(authority.renew, name, der, request, before.role)
+                certificate = await self._offload(work)
             elif self._ask is not None:
-                name, request, der = before.name, before.request(), before.der
                 wanted = pb.EnrolRequest(name=name, request=request, certificate=der)
                 certificate = await self._ask(wanted)
             if certificate is None:
@@ -76,7 +75,7 @@ class Renewal:
             identity = Identity.of(before.key, certificate, before.authority)
             if (identity.role, identity.name) != (before.role, before.name):
                 raise IdentityError("the renewed certificate is somebody else's")
-            await self._offload(lambda: self._keep(identity))
+            await self._offload(partial(self._keep, identity))
         except (IdentityError, OSError) as error:
             self._warnings.add(f"the certificate is not renewed: {shown(str(error), 160)}")
             return

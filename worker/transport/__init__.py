@@ -229,9 +229,8 @@ def _count(
 
 
 class Places:
-    """Places for calls or streams (`what`); one that finds none is refused. io thread only. A
-    caller always has a `share` of them and `each` at most. Of the `total` half goes by shares.
-    Without a certificate nobody can be told from others."""
+    """Places for calls or streams (`what`). io thread only. A caller always has a `share` of them,
+    and `each` at most. Of the `total` half goes by shares. Without a certificate all are alike."""
 
     def __init__(self, what: str, share: int, each: int, total: Callable[[], int]) -> None:
         self._what, self._share, self._each, self._total = what, share, each, total
