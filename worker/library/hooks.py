@@ -106,12 +106,13 @@ class UserReplica(Replica):
     @property
     def is_kept_twice(self) -> bool:
         """Whether an optimizer's state has a parameter's values too: the next step writes these."""
-        found = [pair for each in self.optimizers for pair in each.state.items()]
-        largest, state = max(
-            found, key=lambda pair: pair[0].numel(), default=(torch.zeros(1, device="cpu"), {})
-        )
+        states = [pair for each in self.optimizers for pair in each.state.items()]
+        whole = [(p, state) for p, state in states if not is_sharded(p) and bool(p.any())]
+        if not whole:
+            return False
+        largest, state = max(whole, key=lambda pair: pair[0].numel())
         kept = (v for key, v in state.items() if isinstance(v, Tensor) and key != "ax")  # ASGD's
-        return bool(largest.any()) and any(torch.equal(v.to(largest), largest) for v in kept)
+        return any(torch.equal(v.to(largest), largest) for v in kept)
 
     def mark(self) -> None:
         """Keeps some values of parameters, for `written`."""
@@ -124,7 +125,7 @@ class UserReplica(Replica):
 
     def _some_values(self) -> Tensor:
         some = [each.detach().flatten()[:_SOME].float() for each in self._looked_at]
-        return torch.cat(some) if some else torch.zeros(0, device="cpu")
+        return torch.cat(some) if some else torch.zeros(0, dtype=torch.float32, device="cpu")
 
     def refresh(self) -> None:
         """Follows what the model holds now. Raises UsageError: what travels is not what it was."""

@@ -73,6 +73,12 @@ class Swarm(StepListener):
     `GradScaler`, schedulers and `torch.compile` stay as they are. A step that `GradScaler` skips
     is no step of the swarm's.
 
+        with murmuration.Swarm(model, optimizer, join="one.example:7700") as swarm:
+            for batch in swarm.shard(loader):
+                model(batch).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
     When the block ends, the model holds the anchor: the parameters that the swarm agrees on. An
     exception, Ctrl-C among them, leaves the swarm at once and the parameters as they are.
 
