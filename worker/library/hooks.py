@@ -33,6 +33,7 @@ class UserReplica(Replica):
         self._buffers = _places(model)
         whole = [each for each in self._named.values() if not is_sharded(each)]
         self._looked_at = [*whole[:1], *whole[1:][-1:]]
+        self.mark()
         self._averaged: dict[int, tuple[int, int]] = {}  # gradients: by parameter, and as of when
         self._frozen: set[str] | None = None  # all the time since it was asked
         self._check()
