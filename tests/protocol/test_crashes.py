@@ -137,20 +137,6 @@ async def test_a_jump_of_the_wall_clock_has_no_effect(
         assert swarm["a"].of_kind("round")[-1]["contributors"] == 4
 
 
-@pytest.mark.parametrize("jump_s", [HOUR_S, -HOUR_S])
-async def test_rounds_end_as_they_would_have(jump_s: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values, round for round, and nobody is suspected."""
-    clock = WallClock(monkeypatch)
-    async with Swarm(steady(30), "abcd") as swarm:
-        for version in range(1, 6):
-            await swarm.until(lambda v=version: swarm["a"].versions >= (v,), 60)
-            clock.ahead_s += jump_s
-        await swarm.ends_at_reference()
-        for peer in swarm.alive:
-            assert peer.of_kind("round_failed") == []
-            assert {event["contributors"] for event in peer.of_kind("round")} == {4}
-
-
 def changed(message: bytes, change: Callable[[pb.ExchangeDown], object]) -> bytes:
     down = pb.ExchangeDown.FromString(message)
     change(down)

@@ -56,17 +56,6 @@ async def test_a_peer_whose_train_thread_is_busy_fetches_once() -> None:
         assert swarm["d"].of_kind("adopted")
 
 
-@pytest.mark.parametrize("frozen_s", [0.5, 2.0])
-async def test_a_short_freeze_costs_nothing_but_time(frozen_s: float) -> None:
-    async with Swarm(Problem(steps=15), NAMES) as swarm:
-        await swarm.until(lambda: swarm["a"].versions >= (1,), 10)
-        swarm.freeze("d")
-        await swarm.sleep(frozen_s)
-        swarm.thaw("d")
-        await swarm.ends_equal(versions=(5,))
-        swarm.assert_reference()
-
-
 # --------------------------------------------------------------------------------------- joiners
 
 

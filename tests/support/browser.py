@@ -8,19 +8,11 @@ from html.parser import HTMLParser
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 _SHOWN_MS = 6_000  # of the page's own time: three questions for news
 _PATIENCE_S = 120.0
+_QUIET = ["gpu", "quic", "background-networking", "component-update", "dev-shm-usage", "sync"]
 _OPTIONS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-dev-shm-usage",
-    "--disable-sync",
-    "--no-first-run",
-    "--hide-scrollbars",
-    "--ignore-certificate-errors",
-    f"--virtual-time-budget={_SHOWN_MS}",
+    *("--headless", "--no-sandbox", "--no-first-run", "--hide-scrollbars"),
+    *("--ignore-certificate-errors", f"--virtual-time-budget={_SHOWN_MS}"),
+    *(f"--disable-{each}" for each in _QUIET),
 )
 
 

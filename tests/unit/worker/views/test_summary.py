@@ -42,12 +42,6 @@ def test_its_relays_are_named() -> None:
     assert [row["relayed by"] for row in cells(relayed, direct)] == ["w1 or w2:7700", "-"]
 
 
-def test_where_a_task_does_not_count_in_tokens_samples_or_steps_are_told() -> None:
-    paces = [{}, {"samples_per_s": 25.5}, {"samples_per_s": 25.5, "tokens_per_s": 1234.5}]
-    shown = [cells(summary_of(member(), OWN | pace))[0]["a second"] for pace in paces]
-    assert shown == ["10 steps", "25.5 samples", "1,234 tokens"]
-
-
 def test_the_slowest_peer_at_work_says_how_far_the_run_is() -> None:
     states = [("training", 100, 10.0), ("training", 80, 8.0), ("dead", 20, 1.0)]
     peers = [
