@@ -76,9 +76,7 @@ def first(folder: Path, run: Authority) -> Iterator[str]:
         yield str(listening["address"])
 
 
-def test_a_token_lets_a_worker_in_and_its_certificate_lets_it_in_again(
-    folder: Path, run: Authority, first: str
-) -> None:
+def test_a_token_lets_a_worker_in_and_its_certificate_lets_it_in_again(folder, run, first):
     token, out = run.create_token(), folder / "second"
     arguments = ["join", first, "--out", str(out), "--name", "second", "--token", str(token), *TASK]
     for _ in range(2):  # the token is used up, which the command line that started it may not know
@@ -95,9 +93,7 @@ def test_a_token_lets_a_worker_in_and_its_certificate_lets_it_in_again(
     assert "PRIVATE KEY" not in said
 
 
-def test_a_certificate_that_ends_soon_is_renewed_and_no_round_is_lost(
-    folder: Path, run: Authority, first: str
-) -> None:
+def test_a_certificate_that_ends_soon_is_renewed_and_no_round_is_lost(folder, run, first):
     out = folder / "short"
     # Certificates begin a day ago; this one is due ten seconds from now, in the midst of rounds.
     short = run.new_identity(Role.PEER, "short", valid_s=12 * 3600 + 15)
@@ -120,7 +116,7 @@ def test_a_certificate_that_ends_soon_is_renewed_and_no_round_is_lost(
         assert certificate_at(str(listening["address"]), out) == held.der
 
 
-def test_a_coordinators_certificate_is_renewed_too(folder: Path) -> None:
+def test_a_coordinators_certificate_is_renewed_too(folder):
     (address,) = free_addresses(1)
     out = folder / "long lived"
     # Due when it starts: certificates begin a day ago, and a third of the time is left.
@@ -137,7 +133,7 @@ def test_a_coordinators_certificate_is_renewed_too(folder: Path) -> None:
         assert certificate_at(address, out) == held.der
 
 
-def test_nobody_speaks_with_an_expelled_member(folder: Path, run: Authority, first: str) -> None:
+def test_nobody_speaks_with_an_expelled_member(folder, run, first):
     token, out = run.create_token(), folder / "expelled"
     arguments = ["join", first, "--out", str(out), "--name", "expelled", "--json", *TASK]
     with WorkerProcess([*arguments, "--token", str(token)], "expelled") as worker:
@@ -155,7 +151,7 @@ def test_nobody_speaks_with_an_expelled_member(folder: Path, run: Authority, fir
         assert "was expelled" in again.errors
 
 
-def test_a_second_holder_of_the_key_lets_in_when_the_first_is_gone(tmp_path: Path) -> None:
+def test_a_second_holder_of_the_key_lets_in_when_the_first_is_gone(tmp_path):
     begun = Authority.make(tmp_path / "h1")
 
     def started(name: str, *words: str) -> WorkerProcess:
@@ -184,16 +180,14 @@ def test_a_second_holder_of_the_key_lets_in_when_the_first_is_gone(tmp_path: Pat
         assert begun.tokens() == []
 
 
-def test_an_expired_token_is_refused_by_the_worker_too(
-    run: Authority, first: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_expired_token_is_refused_by_the_worker_too(run, first, monkeypatch):
     """By whose clock it is over, whatever the joiner's says."""
     monkeypatch.setattr(Token, "check_date", lambda token: None)
     with pytest.raises(IdentityError, match="does not take this certificate"):
         enrolled(run.create_token(valid_s=-1), "third", [first])
 
 
-def test_a_man_in_the_middle_learns_nothing(folder: Path, run: Authority) -> None:
+def test_a_man_in_the_middle_learns_nothing(folder, run):
     """Neither from somebody who joins nor from one who asks, though he answers at the address."""
     heard: list[bytes] = []
 
@@ -211,7 +205,7 @@ def test_a_man_in_the_middle_learns_nothing(folder: Path, run: Authority) -> Non
     assert heard == []
 
 
-def test_a_holder_of_the_token_cannot_stand_in_for_the_run(run: Authority) -> None:
+def test_a_holder_of_the_token_cannot_stand_in_for_the_run(run):
     token, heard = run.create_token(uses=2), []
     with (
         serving(
@@ -223,7 +217,7 @@ def test_a_holder_of_the_token_cannot_stand_in_for_the_run(run: Authority) -> No
     assert heard == []
 
 
-def test_who_is_not_let_in_is_told_in_one_line(folder: Path, run: Authority, first: str) -> None:
+def test_who_is_not_let_in_is_told_in_one_line(folder, run, first):
     out, token = folder / "not let in", run.create_token()
     run.revoke(token.id)
     with WorkerProcess(["join", first, "--out", str(out), "--token", str(token)], "x") as worker:
@@ -234,7 +228,7 @@ def test_who_is_not_let_in_is_told_in_one_line(folder: Path, run: Authority, fir
     assert not out.exists()
 
 
-def test_one_without_a_token_is_told_what_it_lacks(first: str, folder: Path) -> None:
+def test_one_without_a_token_is_told_what_it_lacks(first, folder):
     with WorkerProcess(["join", first, "--out", str(folder / "no token")], "x") as worker:
         assert worker.wait() == 10
     assert worker.errors == (
@@ -243,7 +237,7 @@ def test_one_without_a_token_is_told_what_it_lacks(first: str, folder: Path) -> 
     )
 
 
-def test_who_asks_without_a_certificate_is_told_so(first: str, tmp_path: Path) -> None:
+def test_who_asks_without_a_certificate_is_told_so(first, tmp_path):
     says = f"{first}: this run is encrypted; name the folder of a worker of it"
     with pytest.raises(Failure, match=says) as refused:
         status.main([first], standalone_mode=False)
@@ -252,7 +246,7 @@ def test_who_asks_without_a_certificate_is_told_so(first: str, tmp_path: Path) -
     assert f"{first}: this run is encrypted; give a token with --token" in done.output
 
 
-def test_the_doctor_tells_of_a_wrong_token(first: str, folder: Path, tmp_path: Path) -> None:
+def test_the_doctor_tells_of_a_wrong_token(first, folder, tmp_path):
     token = Authority.make(folder / "a fourth").create_token()
     done = CliRunner().invoke(doctor, [first, "--out", str(tmp_path), "--token", str(token)])
     assert done.exception is None
@@ -261,7 +255,7 @@ def test_the_doctor_tells_of_a_wrong_token(first: str, folder: Path, tmp_path: P
     assert "is encrypted" not in done.output
 
 
-def test_the_doctor_uses_up_no_token(run: Authority, first: str, tmp_path: Path) -> None:
+def test_the_doctor_uses_up_no_token(run, first, tmp_path):
     token = run.create_token()  # for one machine
     asked = [first, "--out", str(tmp_path / "out"), "--token", str(token), "--name", "looked at"]
     asked += TASK
@@ -276,7 +270,7 @@ def test_the_doctor_uses_up_no_token(run: Authority, first: str, tmp_path: Path)
     assert "has let in 1 of 1: it is used up" in done.output
 
 
-def test_a_token_or_certificate_is_of_no_use_where_nothing_is_encrypted(run: Authority) -> None:
+def test_a_token_or_certificate_is_of_no_use_where_nothing_is_encrypted(run):
     with serving({}) as there:
         with pytest.raises(IdentityError, match=f"{there}: this run is not encrypted: .*join with"):
             enrolled(run.create_token(), "third", [there])
@@ -287,7 +281,7 @@ def test_a_token_or_certificate_is_of_no_use_where_nothing_is_encrypted(run: Aut
             newcomer.ask_run(run.new_identity(Role.PEER, "third"))
 
 
-def test_a_coordinator_lets_workers_in(folder: Path) -> None:
+def test_a_coordinator_lets_workers_in(folder):
     (address,) = free_addresses(1)
     out = folder / "coordinator"
     authority = Authority.make(out)

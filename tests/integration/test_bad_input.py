@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from pathlib import Path
 
 from tests.support.fork_server import WORKER, run
 from tests.support.gates import gate
@@ -17,14 +16,14 @@ def refused(*args: str) -> tuple[int, str]:
     return done.returncode, line
 
 
-def test_a_peer_that_does_not_answer_is_given_up_when_the_user_says(tmp_path: Path) -> None:
+def test_a_peer_that_does_not_answer_is_given_up_when_the_user_says(tmp_path):
     (address,) = free_addresses(1)
     code, line = refused("join", address, "--out", str(tmp_path), "--wait-s", "0.5")
     assert code == 6
     assert re.search(rf"nobody answers: {address}: .* \([1-9]\d* tries in \d+\.\d s\)", line)
 
 
-def test_a_worker_says_what_is_wrong(tmp_path: Path) -> None:
+def test_a_worker_says_what_is_wrong(tmp_path):
     """Of the many ways some in processes of their own: the others are cases of the unit tests."""
     held = gate(tmp_path, 1)
     with running_swarm(1, tmp_path, *SMALL, *held.settings) as swarm:
@@ -49,7 +48,7 @@ def test_a_worker_says_what_is_wrong(tmp_path: Path) -> None:
             assert (ended, says in line) == (code, True), line
 
 
-def test_a_checkpoint_cut_short_is_passed_over(tmp_path: Path) -> None:
+def test_a_checkpoint_cut_short_is_passed_over(tmp_path):
     settings = [*SMALL, *settings_of(run__steps=40, diloco__inner_steps=10)]
     settings += settings_of(checkpoint__every_s=0.001)
     with running_swarm(1, tmp_path, *settings) as swarm:
@@ -71,7 +70,7 @@ def test_a_checkpoint_cut_short_is_passed_over(tmp_path: Path) -> None:
     assert "no usable checkpoint" in line
 
 
-def test_a_folder_with_a_checkpoint_of_another_run_stays_unless_asked(tmp_path: Path) -> None:
+def test_a_folder_with_a_checkpoint_of_another_run_stays_unless_asked(tmp_path):
     settings = [*SMALL, *settings_of(run__steps=20, diloco__inner_steps=10)]
     with running_swarm(1, tmp_path, *settings) as swarm:
         swarm.start("w0")

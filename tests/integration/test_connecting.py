@@ -30,7 +30,7 @@ from tests.support.workers import (
 )
 
 
-def test_peers_that_listen_on_all_addresses_advertise_one_that_others_dial(tmp_path: Path) -> None:
+def test_peers_that_listen_on_all_addresses_advertise_one_that_others_dial(tmp_path):
     try:
         find_host("0.0.0.0:0", ())
     except ConfigError:
@@ -58,7 +58,7 @@ def test_peers_that_listen_on_all_addresses_advertise_one_that_others_dial(tmp_p
         assert {event["contributors"] for event in first.of("round")} == {2}
 
 
-def test_after_a_power_cut_the_joiner_may_start_first(tmp_path: Path) -> None:
+def test_after_a_power_cut_the_joiner_may_start_first(tmp_path):
     """As at the beginning, with the same commands: it tries until the first is there."""
     first, second = free_addresses(2)
     shared = ("--min-peers", "2", "--json", *ENDLESS, *QUICK, "--set", "checkpoint.every_s=0.1")
@@ -83,7 +83,7 @@ def test_after_a_power_cut_the_joiner_may_start_first(tmp_path: Path) -> None:
         assert workers["first"].of("resumed")
 
 
-def test_a_joiner_that_nobody_can_dial_is_told_and_slows_nobody(tmp_path: Path) -> None:
+def test_a_joiner_that_nobody_can_dial_is_told_and_slows_nobody(tmp_path):
     settings = [*SMALL, *QUICK, *settings_of(run__steps=100_000, diloco__inner_steps=10)]
     held = gate(tmp_path, 15)
     (nowhere,) = free_addresses(1)
@@ -128,7 +128,7 @@ def findings(out: Path, *args: str) -> dict[str, tuple[bool, str]]:
     }
 
 
-def test_the_doctor_says_who_dials_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_says_who_dials_it(tmp_path, monkeypatch):
     here, (nowhere,) = ("--listen", "127.0.0.1:0", *PACED[:2]), free_addresses(1)
     with running_swarm(1, tmp_path, *ENDLESS) as swarm:
         swarm.start("w0").wait_for(lambda e: e["event"] == "started", "start")

@@ -70,7 +70,7 @@ async def serve(folder: Path) -> None:
             renewed = time.monotonic()
 
 
-def test_a_server_outlives_connections_that_break_off_in_their_handshake(tmp_path: Path) -> None:
+def test_a_server_outlives_connections_that_break_off_in_their_handshake(tmp_path):
     """While its certificate is renewed again and again, at moments that it does not choose."""
     authority = Authority.make(tmp_path / "authority")
     authority.new_identity(Role.PEER, "w0").save(tmp_path)

@@ -66,7 +66,7 @@ def started(script: str, *each: tuple[str, ...]) -> Iterator[list[subprocess.Pop
     ],
     ids=["own loop", "accelerate", "lora", "lightning"],
 )
-def test_two_peers_end_with_one_model(script: str, options: tuple[str, ...]) -> None:
+def test_two_peers_end_with_one_model(script, options):
     printed = printed_by(script, options, options)
     assert not re.search("Traceback|Exception ignored", printed[0]), printed[0]
     weights = [re.findall(r"weights (\S+)", text) for text in printed]
@@ -75,7 +75,7 @@ def test_two_peers_end_with_one_model(script: str, options: tuple[str, ...]) -> 
     assert losses[0] != losses[1] or script == "lightning_module.py"  # samples of its own
 
 
-def test_a_checkpoint_of_ones_own_is_fine_tuned_and_can_be_loaded_again(tmp_path: Path) -> None:
+def test_a_checkpoint_of_ones_own_is_fine_tuned_and_can_be_loaded_again(tmp_path):
     base = tiny_checkpoint(tmp_path / "base")
     text = tmp_path / "story.txt"
     text.write_text(f"{STORY} " * 40)
@@ -116,14 +116,14 @@ def tiny_checkpoint(folder: Path) -> Path:
     return folder
 
 
-def test_three_peers_train_a_gpt_with_two_optimizers() -> None:
+def test_three_peers_train_a_gpt_with_two_optimizers():
     printed = printed_by("gpt.py", *[("--steps", "40")] * 3)
     ends = [re.findall(r"^loss ([\d.]+), weights (\S+)", text, re.MULTILINE) for text in printed]
     assert ends[0] == ends[1] == ends[2] != []
     assert float(ends[0][0][0]) < 5.0  # of 5.5 before the first step
 
 
-def test_adapters_over_other_frozen_weights_are_refused() -> None:
+def test_adapters_over_other_frozen_weights_are_refused():
     short = ("--steps", "20")
     with started("transformers_trainer.py", (*short, "--lora"), short) as processes:
         refused, _ = processes[1].communicate(timeout=PATIENCE_S)
@@ -131,7 +131,7 @@ def test_adapters_over_other_frozen_weights_are_refused() -> None:
     assert "has other frozen parameters than this model" in refused
 
 
-def test_the_loop_of_ones_own_is_changed_in_six_lines() -> None:
+def test_the_loop_of_ones_own_is_changed_in_six_lines():
     before, after = (
         [line.strip() for line in (EXAMPLES / name).read_text().split('"""', 2)[2].splitlines()]
         for name in ("loop_before.py", "loop.py")

@@ -23,7 +23,7 @@ def loss_of(run: Path) -> str:
     return str(found)
 
 
-def test_transformers_reads_it_and_another_run_begins_with_it(tmp_path: Path) -> None:
+def test_transformers_reads_it_and_another_run_begins_with_it(tmp_path):
     quick = ("--workers", "2", *SMALL)
     assert swarm_ended(tmp_path / "first", "--steps", "40", *quick).returncode == 0
     told = printed("export", str(tmp_path / "first"), str(tmp_path / "exported"))
@@ -39,7 +39,7 @@ def test_transformers_reads_it_and_another_run_begins_with_it(tmp_path: Path) ->
     assert source["step"] == 40
 
 
-def test_adapters_are_trained_by_a_swarm_and_merged_on_the_way_out(tmp_path: Path) -> None:
+def test_adapters_are_trained_by_a_swarm_and_merged_on_the_way_out(tmp_path):
     task = (
         'task.name="huggingface"',
         'task.model={model_type="llama", vocab_size=256, hidden_size=16, intermediate_size=32, '
@@ -60,7 +60,7 @@ def test_adapters_are_trained_by_a_swarm_and_merged_on_the_way_out(tmp_path: Pat
     assert difference(tmp_path / "run", tmp_path / "out") < 1e-5
 
 
-def test_what_is_exported_is_the_first_values_moved_along_the_seeds(tmp_path: Path) -> None:
+def test_what_is_exported_is_the_first_values_moved_along_the_seeds(tmp_path):
     task = task_of(load_config(None, SMALL[1::2], "kseed"))
     first = {name: value + 0.01 for name, value in task.model().state_dict().items()}
     init = tmp_path / "init.safetensors"

@@ -20,7 +20,7 @@ from tests.support.workers import (
 )
 
 
-def test_a_worker_comes_back_and_ends_equal(tmp_path: Path) -> None:
+def test_a_worker_comes_back_and_ends_equal(tmp_path):
     settings = [*SMALL, *QUICK, *settings_of(run__steps=48, diloco__inner_steps=4)]
     held, often = gate(tmp_path, 34), settings_of(checkpoint__every_s=0.001)
     with running_swarm(4, tmp_path, *settings, *held.settings) as swarm:
@@ -50,7 +50,7 @@ def test_a_worker_comes_back_and_ends_equal(tmp_path: Path) -> None:
     assert max(event["contributors"] for event in later) == 4
 
 
-def test_the_coordinator_is_optional(tmp_path: Path) -> None:
+def test_the_coordinator_is_optional(tmp_path):
     (address,) = free_addresses(1)
     coordinator = WorkerProcess(["coordinator", "--listen", address, "--json"], "coordinator")
     settings = [*SMALL, *QUICK, *settings_of(run__steps=30, diloco__inner_steps=5)]
@@ -73,7 +73,7 @@ def test_the_coordinator_is_optional(tmp_path: Path) -> None:
     assert {result["rounds_completed"] for result in results.values()} == {6}
 
 
-def test_a_worker_joins_through_the_coordinator_which_ends_with_the_run(tmp_path: Path) -> None:
+def test_a_worker_joins_through_the_coordinator_which_ends_with_the_run(tmp_path):
     (address,) = free_addresses(1)
     coordinator = WorkerProcess(
         ["coordinator", "--listen", address, "--expect", "3", "--json", "--out", str(tmp_path)],
@@ -94,7 +94,7 @@ def test_a_worker_joins_through_the_coordinator_which_ends_with_the_run(tmp_path
     assert {event["peer"] for event in coordinator.of("member")} == {"new", "w0", "w1"}
 
 
-def test_a_full_disk_ends_no_training(tmp_path: Path) -> None:
+def test_a_full_disk_ends_no_training(tmp_path):
     """It warns once, trains on, saves again when there is room, and says at its end if there is
     none."""
     often = settings_of(checkpoint__every_s=0.001)
@@ -129,7 +129,7 @@ def test_a_full_disk_ends_no_training(tmp_path: Path) -> None:
         assert int(missing["text"].split()[0]) >= 3
 
 
-def test_sigterm_saves_and_leaves(tmp_path: Path) -> None:
+def test_sigterm_saves_and_leaves(tmp_path):
     with running_swarm(2, tmp_path, *ENDLESS, *QUICK) as swarm:
         swarm.start_all()
         leaver, stayer = swarm.workers["w0"], swarm.workers["w1"]
@@ -156,7 +156,7 @@ OF_STEPS = 80
 SAMPLES = 500  # two workers draw 640
 
 
-def test_an_epoch_goes_on_after_a_kill_and_after_a_stop_of_all(tmp_path: Path) -> None:
+def test_an_epoch_goes_on_after_a_kill_and_after_a_stop_of_all(tmp_path):
     record, text = tmp_path / "record", tmp_path / "text"
     record.mkdir()
     trained = 32 * SAMPLES + 1

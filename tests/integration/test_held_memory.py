@@ -70,7 +70,7 @@ def header(swarm: Swarm, identity: Identity) -> bytes:
     return pb.ExchangeUp(header=far).SerializeToString()
 
 
-def test_400_unread_streams_of_a_member_hold_little(attacked: Attacked) -> None:
+def test_400_unread_streams_of_a_member_hold_little(attacked):
     """Before, 40 of them held 10 GB."""
     held = held_by(attacked, members=1)
     assert held.open <= STREAMS_EACH
@@ -79,7 +79,7 @@ def test_400_unread_streams_of_a_member_hold_little(attacked: Attacked) -> None:
     assert all("mallory0 has 32 streams here" in said for said in busy)
 
 
-def test_five_such_members_together_hold_no_more_than_is_said(attacked: Attacked) -> None:
+def test_five_such_members_together_hold_no_more_than_is_said(attacked):
     """What docs/evidence/reliability.md says of the total."""
     streams = most_streams(2)
     assert (streams + MOST_CALLS) * (WINDOW_BYTES + MIB) <= MOST_BYTES
@@ -88,7 +88,7 @@ def test_five_such_members_together_hold_no_more_than_is_said(attacked: Attacked
     assert any("of at most 128 streams are under way" in said for said in held.refusals)
 
 
-def test_calls_that_ask_nothing_are_limited_and_end(attacked: Attacked) -> None:
+def test_calls_that_ask_nothing_are_limited_and_end(attacked):
     swarm, (mallory, *_) = attacked
 
     async def scenario() -> Held:

@@ -3,7 +3,6 @@
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
 import grpc
 import pytest
@@ -26,7 +25,7 @@ def build(**options): raise ValueError("it ran")
 """
 
 
-def test_a_joiner_loads_no_code_for_a_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_joiner_loads_no_code_for_a_peer(tmp_path, monkeypatch):
     """Nor does it read a file: the attacks of the table name one."""
     (tmp_path / "infected.py").write_text(INFECTED)
     monkeypatch.chdir(tmp_path)
@@ -68,7 +67,7 @@ def attackable(begins: Callable[..., Coordinated]) -> Coordinated:
         *((name, "stranger") for name in [*list(ATTACKS)[::9], *CONNECTIONS]),
     ],
 )
-def test_no_attack_of_the_table_succeeds(attackable: Coordinated, name: str, who: str) -> None:
+def test_no_attack_of_the_table_succeeds(attackable, name, who):
     """A stranger is refused at the handshake, whatever it wants. A member is refused, or believed
     what does no harm: each attack says itself what that is. Afterwards rounds of both go on."""
     swarm, turn = attackable[0], [*ATTACKS, *CONNECTIONS].index(name)
@@ -98,7 +97,7 @@ def attackable_stages(begins: Callable[..., Coordinated]) -> Coordinated:
     ("name", "who"),
     [*((name, "member") for name in ON_STAGES), (next(iter(ON_STAGES)), "stranger")],
 )
-def test_no_attack_on_a_stage_succeeds(attackable_stages: Coordinated, name: str, who: str) -> None:
+def test_no_attack_on_a_stage_succeeds(attackable_stages, name, who):
     """As above; microbatches of the others go on by way of the stage."""
     swarm, _, certificates = attackable_stages
     turn = list(ON_STAGES).index(name)
@@ -144,7 +143,7 @@ def open_swarm(begins: Callable[..., Coordinated]) -> Coordinated:
 
 
 @pytest.mark.parametrize("name", ["128 bytes of a million lists", "a name of 3 MB"])
-def test_without_certificates_nobody_is_fooled_or_ended(open_swarm: Coordinated, name: str) -> None:
+def test_without_certificates_nobody_is_fooled_or_ended(open_swarm, name):
     swarm = open_swarm[0]
     before = resident_mib(swarm)
     with aiming(*open_swarm) as target:
@@ -161,7 +160,7 @@ def test_without_certificates_nobody_is_fooled_or_ended(open_swarm: Coordinated,
     [b"", b"\xff" * 100, b"\x0a\xff\xff\xff\xff\x0f", b"cos\nsystem\n(S'x'\ntR."],
     ids=["nothing", "no field", "a length without end", "a pickle"],
 )
-def test_bytes_that_are_no_message_end_nobody(open_swarm: Coordinated, garbage: bytes) -> None:
+def test_bytes_that_are_no_message_end_nobody(open_swarm, garbage):
     """Given to every method."""
     swarm = open_swarm[0]
     with calling(swarm.addresses["w0"]) as stranger:
@@ -175,7 +174,7 @@ def test_bytes_that_are_no_message_end_nobody(open_swarm: Coordinated, garbage: 
     assert [worker.process.poll() for worker in swarm.workers.values()] == [None, None, None]
 
 
-def test_connections_that_say_nothing_are_closed_and_files_left(open_swarm: Coordinated) -> None:
+def test_connections_that_say_nothing_are_closed_and_files_left(open_swarm):
     """Nobody is kept out meanwhile, and checkpoints are written."""
     swarm = open_swarm[0]
     host, port = swarm.addresses["w0"].split(":")

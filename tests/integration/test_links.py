@@ -1,7 +1,6 @@
 """A slow link between real workers."""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,7 @@ from tests.support.workers import SMALL, report_of, swarm_ended
 RATE_BYTES_S = 20e6 / 8
 
 
-def test_a_swarm_behind_the_relay(tmp_path: Path) -> None:
+def test_a_swarm_behind_the_relay(tmp_path):
     """`murmur swarm` with three small workers and twenty rounds, as a user runs it."""
     given = ("--workers", "3", "--steps", "40", "--inner-steps", "2", "--link", "20mbit")
     # Whoever has a proxy for the web has exceptions from it; they must not count here.

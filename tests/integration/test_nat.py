@@ -30,7 +30,7 @@ def started(
 
 
 @needs_nat
-def test_a_peer_behind_nat_trains_through_relays_and_outlives_one(tmp_path: Path) -> None:
+def test_a_peer_behind_nat_trains_through_relays_and_outlives_one(tmp_path):
     """Its neighbour, behind the same NAT, is dialled directly."""
     held = gate(tmp_path, 38)
     run = Authority.make(tmp_path / "a")
@@ -71,7 +71,7 @@ def test_a_peer_behind_nat_trains_through_relays_and_outlives_one(tmp_path: Path
 
 @needs_nat
 @pytest.mark.parametrize("first", ["nat", "a"])
-def test_a_router_opens_a_port_for_a_peer_behind_it(tmp_path: Path, first: str) -> None:
+def test_a_router_opens_a_port_for_a_peer_behind_it(tmp_path, first):
     """Asked to where the peer begins the run, by itself where others cannot dial it."""
     run = Authority.make(tmp_path / "a")
     settings = [*SMALL, *settings_of(run__steps=20, diloco__inner_steps=5)]

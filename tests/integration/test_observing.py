@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -48,7 +47,7 @@ def at(document: Any, path: list[str]) -> float:
     return float(document)
 
 
-def test_metrics_are_the_numbers_of_the_status(tmp_path: Path) -> None:
+def test_metrics_are_the_numbers_of_the_status(tmp_path):
     with running_swarm(2, tmp_path, *ENDLESS) as swarm:
         w0 = swarm.start("w0", "--metrics", "0")
         swarm.start("w1")
@@ -80,7 +79,7 @@ def test_metrics_are_the_numbers_of_the_status(tmp_path: Path) -> None:
             urlopen(url)
 
 
-def test_a_launcher_serves_the_page_of_its_encrypted_swarm(tmp_path: Path) -> None:
+def test_a_launcher_serves_the_page_of_its_encrypted_swarm(tmp_path):
     (address,) = free_addresses(1)
     command = [*MURMUR, "swarm", "--workers", "2"]
     command += [*ENDLESS, "--out", str(tmp_path / "run"), "--web", address]
@@ -104,7 +103,7 @@ def test_a_launcher_serves_the_page_of_its_encrypted_swarm(tmp_path: Path) -> No
 RUN = settings_of(run__steps=100, diloco__inner_steps=10)
 
 
-def test_every_peer_ends_with_the_report_of_all_and_names_the_dead(tmp_path: Path) -> None:
+def test_every_peer_ends_with_the_report_of_all_and_names_the_dead(tmp_path):
     with running_swarm(3, tmp_path, *PACED, *QUICK, *RUN) as swarm:
         swarm.start_all()
         swarm.workers["w2"].wait_for_round(1)

@@ -37,7 +37,7 @@ def ended(folder: Path, count: int, loop: Any) -> dict[str, dict[str, Any]]:
     ],
     ids=["streaming in 4 bits", "noloco", "ddp"],
 )
-def test_own_loops_equal_the_reference(tmp_path: Path, preset: str, extra: dict[str, Any]) -> None:
+def test_own_loops_equal_the_reference(tmp_path, preset, extra):
     config, arguments = run_of(preset, 25, **extra)
     results = ended(tmp_path, 4 if preset == "noloco" else 2, partial(own_loop.peer, **arguments))
     assert {result["rounds_failed"] for result in results.values()} == {0}
@@ -49,7 +49,7 @@ def test_own_loops_equal_the_reference(tmp_path: Path, preset: str, extra: dict[
 
 
 @pytest.mark.parametrize("trainer", ["transformers", "lightning"])
-def test_a_trainer_with_a_callback_equals_the_run_of_a_task(tmp_path: Path, trainer: str) -> None:
+def test_a_trainer_with_a_callback_equals_the_run_of_a_task(tmp_path, trainer):
     config, arguments = run_of(
         "diloco",
         25,

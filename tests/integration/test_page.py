@@ -4,7 +4,6 @@ import json
 import signal
 import time
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -44,7 +43,7 @@ def wait_until(url: str, peer: str, state: str) -> None:
     looked(seen, lambda told: told.get(peer) == state and "validation loss" in told)
 
 
-def test_it_shows_a_real_swarm_and_who_died(tmp_path: Path) -> None:
+def test_it_shows_a_real_swarm_and_who_died(tmp_path):
     with running_swarm(3, tmp_path, *ENDLESS, *QUICK) as swarm:
         w0 = swarm.start("w0", "--web", "0", *settings_of(run__evaluate_every=10))
         for name in ("w1", "w2"):
@@ -84,7 +83,7 @@ def test_it_shows_a_real_swarm_and_who_died(tmp_path: Path) -> None:
             urlopen(url)
 
 
-def test_what_peers_write_is_text_and_off_loopback_wants_a_token(tmp_path: Path) -> None:
+def test_what_peers_write_is_text_and_off_loopback_wants_a_token(tmp_path):
     members = [
         {"peer": name, "health": "alive", "phase": "training", "address": HOSTILE}
         for name in ("w0", HOSTILE)

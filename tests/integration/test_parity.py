@@ -1,8 +1,5 @@
 """Real workers end where the specification says, bit for bit."""
 
-from collections.abc import Mapping
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -30,9 +27,7 @@ FOUR_BITS = {"diloco__codec": "e3m0", "diloco__reduction_codec": "e3m0"}
     ],
     ids=["fragments", "pairs", "topk and bf16", "kseed in int8"],
 )
-def test_workers_equal_the_reference(
-    tmp_path: Path, workers: int, preset: str, extra: Mapping[str, object]
-) -> None:
+def test_workers_equal_the_reference(tmp_path, workers, preset, extra):
     settings = [*SMALL, *settings_of(run__steps=18, run__seed=3, diloco__inner_steps=6, **extra)]
     with running_swarm(workers, tmp_path, "--preset", preset, *settings, *PATIENT) as swarm:
         swarm.start_all()
@@ -59,9 +54,7 @@ def test_workers_equal_the_reference(
     ],
     ids=["ddp", "streaming", "noloco in one bit"],
 )
-def test_running_statistics_are_averaged_and_integers_the_first_peers(
-    tmp_path: Path, preset: str, extra: Mapping[str, object]
-) -> None:
+def test_running_statistics_are_averaged_and_integers_the_first_peers(tmp_path, preset, extra):
     settings = settings_of(
         task__name='"tests.support.statistics_task:Normalised"',
         run__steps=12,

@@ -18,7 +18,7 @@ ONEBIT = settings_of(
 )
 
 
-def test_a_worker_that_was_stopped_ends_with_the_bits_of_one_that_was_not(tmp_path: Path) -> None:
+def test_a_worker_that_was_stopped_ends_with_the_bits_of_one_that_was_not(tmp_path):
     held = gate(tmp_path, 20)
     settings = (*SMALL, *ONEBIT, *held.settings)
     with (
@@ -49,7 +49,7 @@ def stages(out: Path) -> list[int]:
     return [json.loads((out / name / "result.json").read_text())["stage"] for name in ("w0", "w1")]
 
 
-def test_workers_keep_the_stages_that_they_have_moved_to(tmp_path: Path) -> None:
+def test_workers_keep_the_stages_that_they_have_moved_to(tmp_path):
     out = tmp_path / "out"
     first = swarm(out)
     assert first.returncode == 0, first.stderr

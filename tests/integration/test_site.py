@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,7 @@ SITE = str(EXAMPLES / "site.py")
 SITES = [("noloco", "fsdp", 2), ("streaming", "tp", 4)]  # onebit and hsdp are below
 
 
-def test_between_rounds_the_ranks_exchange_nothing() -> None:
+def test_between_rounds_the_ranks_exchange_nothing():
     runs = (loop_of("diloco", "one", 1), loop_of("diloco", "ddp", 2))
     one, two = (json.loads(printed(*run)) for run in runs)
     assert two["met"] == [4, 8, 11]
@@ -23,12 +22,12 @@ def test_between_rounds_the_ranks_exchange_nothing() -> None:
 
 
 @pytest.mark.parametrize(("preset", "kind", "ranks"), SITES)
-def test_two_sites_are_equal_to_two_processes(preset: str, kind: str, ranks: int) -> None:
+def test_two_sites_are_equal_to_two_processes(preset, kind, ranks):
     one, two = two_sites(preset), two_sites(preset, kind, ranks)
     assert two[0] == two[1] == pytest.approx(one[0], abs=1e-6)
 
 
-def test_a_checkpoint_of_torch_is_gone_on_from_by_any_number_of_ranks(tmp_path: Path) -> None:
+def test_a_checkpoint_of_torch_is_gone_on_from_by_any_number_of_ranks(tmp_path):
     """Each loop goes on from where the one before has ended, also while a round is on its way."""
     whole = json.loads(printed(*loop_of("onebit", "one", 1)))
     sites = [(2, "one", 1), (4, "fsdp", 2), (5, "hsdp", 4), (8, "fsdp", 2), (11, "one", 1)]
@@ -42,7 +41,7 @@ def test_a_checkpoint_of_torch_is_gone_on_from_by_any_number_of_ranks(tmp_path: 
     assert found["values"] == pytest.approx(whole["values"], abs=1e-6)
 
 
-def test_a_site_and_a_process_train_one_model() -> None:
+def test_a_site_and_a_process_train_one_model():
     (address,) = free_addresses(1)
     site = (SITE, "--name", "w0", "--listen", address, "--min-peers", "2")
     peers = [python(*TORCHRUN, *site)]
@@ -54,7 +53,7 @@ def test_a_site_and_a_process_train_one_model() -> None:
     assert len({weights for _, weights in found}) == 1
 
 
-def test_what_rank_0_refuses_ends_all_ranks_with_one_line() -> None:
+def test_what_rank_0_refuses_ends_all_ranks_with_one_line():
     for rank in site_of(2, SITE, "--join", "127.0.0.1:9", "--wait-s", "1"):
         _, errors = rank.communicate(timeout=PATIENCE_S)
         assert rank.returncode != 0

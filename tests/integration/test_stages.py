@@ -116,7 +116,7 @@ def kill_stage_1(printed: IO[str], out: Path) -> None:
         os.kill(listening(out, name)["pid"], signal.SIGKILL)
 
 
-def test_three_stages_of_two_replicas_make_one_model(tmp_path: Path) -> None:
+def test_three_stages_of_two_replicas_make_one_model(tmp_path):
     out = tmp_path / "run"
     with swarm(out, "--steps", "4") as process:
         report, text = ended(process, out)
@@ -147,7 +147,7 @@ def test_three_stages_of_two_replicas_make_one_model(tmp_path: Path) -> None:
     assert loss_of(report) in murmur("evaluate", str(again))
 
 
-def test_a_stage_whose_replicas_are_all_killed_is_rebuilt(tmp_path: Path) -> None:
+def test_a_stage_whose_replicas_are_all_killed_is_rebuilt(tmp_path):
     out, fifo = tmp_path / "run", tmp_path / "gate"
     os.mkfifo(fifo)
     settings = settings_of(
@@ -185,7 +185,7 @@ def test_a_stage_whose_replicas_are_all_killed_is_rebuilt(tmp_path: Path) -> Non
     assert loss_of(report) in murmur("evaluate", str(out))
 
 
-def test_who_is_done_waits_for_a_stage_that_is_being_rebuilt(tmp_path: Path) -> None:
+def test_who_is_done_waits_for_a_stage_that_is_being_rebuilt(tmp_path):
     out = tmp_path / "run"
     origins, anew = tmp_path / "origins", tmp_path / "anew"
     for fifo in (origins, anew):

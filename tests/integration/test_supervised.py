@@ -22,7 +22,7 @@ from tests.support.workers import (
 )
 
 
-def test_a_worker_leaves_on_a_notice_and_its_command_goes_on_afterwards(tmp_path: Path) -> None:
+def test_a_worker_leaves_on_a_notice_and_its_command_goes_on_afterwards(tmp_path):
     notice = tmp_path / "notice"
     with running_swarm(2, tmp_path / "runs", *ENDLESS) as swarm:
         w0, w1 = swarm.start("w0"), swarm.start("w1", "--leave-on", str(notice))
@@ -41,7 +41,7 @@ def test_a_worker_leaves_on_a_notice_and_its_command_goes_on_afterwards(tmp_path
         again.wait_for_round(3)
 
 
-def test_systemd_hears_of_a_worker(tmp_path: Path) -> None:
+def test_systemd_hears_of_a_worker(tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.settimeout(PATIENCE_S)
         listener.bind(str(tmp_path / "notify"))
@@ -60,7 +60,7 @@ def test_systemd_hears_of_a_worker(tmp_path: Path) -> None:
     assert heard == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
 
 
-def test_sigterm_ends_a_worker_that_waits_for_others_with_0(tmp_path: Path) -> None:
+def test_sigterm_ends_a_worker_that_waits_for_others_with_0(tmp_path):
     waits = ("--min-peers", "2", "--wait-s", "600", *ENDLESS)
     with running_swarm(1, tmp_path, *waits) as swarm:
         worker = swarm.start("w0", *waits)
@@ -70,7 +70,7 @@ def test_sigterm_ends_a_worker_that_waits_for_others_with_0(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("every_steps", [10, 0], ids=["on the way", "at the end"])
-def test_sigterm_in_an_evaluation_ends_it_without_loss(tmp_path: Path, every_steps: int) -> None:
+def test_sigterm_in_an_evaluation_ends_it_without_loss(tmp_path, every_steps):
     """It is in the second of sixteen batches, and never comes to the fourth."""
     held, _never = gates(tmp_path, 12, 14)
     ends = settings_of(run__steps=20 if every_steps else 10, run__evaluate_every=every_steps)
@@ -89,7 +89,7 @@ def test_sigterm_in_an_evaluation_ends_it_without_loss(tmp_path: Path, every_ste
         assert event["time_s"] >= 0
 
 
-def test_sigterm_while_a_checkpoint_is_written_ends_it_and_loses_nothing(tmp_path: Path) -> None:
+def test_sigterm_while_a_checkpoint_is_written_ends_it_and_loses_nothing(tmp_path):
     slow, settings = tmp_path / "fsync", settings_of(checkpoint__every_s=0.01)
     with running_swarm(1, tmp_path, *ENDLESS, *settings) as swarm:
         swarm.programs["w0"] = ("tests.support.slow_disk", str(slow))
@@ -107,7 +107,7 @@ def test_sigterm_while_a_checkpoint_is_written_ends_it_and_loses_nothing(tmp_pat
     assert not list((tmp_path / "w0/checkpoints").glob(".partial-*"))
 
 
-def test_sigterm_ends_a_join_that_has_no_answer_yet_with_0(tmp_path: Path) -> None:
+def test_sigterm_ends_a_join_that_has_no_answer_yet_with_0(tmp_path):
     """Nothing is begun, and no folder stays."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(PATIENCE_S)

@@ -38,7 +38,7 @@ def processes_of(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("preset", ["diloco", "local"])
-def test_a_swarm_trains_and_reports(tmp_path: Path, preset: str) -> None:
+def test_a_swarm_trains_and_reports(tmp_path, preset):
     out, report_path = tmp_path / "out", tmp_path / "report.json"
     done = murmur(
         "swarm", "--workers", "2", "--preset", preset, "--steps", "24", "--inner-steps", "10",
@@ -68,7 +68,7 @@ def test_a_swarm_trains_and_reports(tmp_path: Path, preset: str) -> None:
         assert written.stdout.startswith("def ")
 
 
-def test_ctrl_c_saves_and_still_reports(tmp_path: Path) -> None:
+def test_ctrl_c_saves_and_still_reports(tmp_path):
     command = [*FORKED, "swarm", "--workers", "2", "--out", str(tmp_path / "out"), *ENDLESS]
     swarm = ForkedPopen(command, stdout=subprocess.PIPE, text=True)
     assert swarm.stdout is not None

@@ -63,7 +63,7 @@ PLANS = {
     ("plan", "peers"),
     [*((name, 3) for name in PLANS), ("diloco", 2), ("diloco", 5), ("streaming preset", 5)],
 )
-async def test_all_peers_end_with_the_state_of_the_reference(plan: str, peers: int) -> None:
+async def test_all_peers_end_with_the_state_of_the_reference(plan, peers):
     async with Swarm(Problem(layers=(211, 97, 150), plan=PLANS[plan]), PEERS[:peers]) as swarm:
         await swarm.ends_equal()
         swarm.assert_reference()
@@ -75,7 +75,7 @@ async def test_all_peers_end_with_the_state_of_the_reference(plan: str, peers: i
             assert peer.refused == {}
 
 
-async def test_first_rounds_that_are_due_before_the_others_have_started_are_held() -> None:
+async def test_first_rounds_that_are_due_before_the_others_have_started_are_held():
     """Gossip is slow, steps are not: the first peer contributes while the others still wait."""
     problem = Problem(
         plan=Plan(inner_steps=1),
@@ -87,13 +87,13 @@ async def test_first_rounds_that_are_due_before_the_others_have_started_are_held
         swarm.assert_reference()
 
 
-async def test_a_peer_alone_trains_like_the_reference() -> None:
+async def test_a_peer_alone_trains_like_the_reference():
     async with Swarm(Problem(), "a") as swarm:
         await swarm.ends_at_reference()
         assert swarm["a"].transport.traffic.sent_bytes == 0
 
 
-async def test_fragments_smaller_than_the_group_have_empty_shards() -> None:
+async def test_fragments_smaller_than_the_group_have_empty_shards():
     async with Swarm(Problem(layers=(3,)), PEERS) as swarm:
         await swarm.ends_at_reference()
 
@@ -102,7 +102,7 @@ async def test_fragments_smaller_than_the_group_have_empty_shards() -> None:
 
 
 @pytest.mark.parametrize(("peers", "codec", "bytes_per_value"), [(2, "fp32", 4), (5, "bf16", 2)])
-async def test_traffic_is_near_the_optimum(peers: int, codec: str, bytes_per_value: int) -> None:
+async def test_traffic_is_near_the_optimum(peers, codec, bytes_per_value):
     plan = Plan(inner_steps=2, codec=codec, reduction_codec=codec)
     rounds, elements = 2, 400_000
     expected = rounds * 2 * (peers - 1) / peers * elements * bytes_per_value
@@ -120,8 +120,8 @@ async def test_traffic_is_near_the_optimum(peers: int, codec: str, bytes_per_val
 
 
 async def test_no_frame_is_over_1_mib_and_each_shard_is_one_stream(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr("murmuration.algorithms.plan._MAX_CHUNKS_PER_PEER", 2)
     largest, headers, elements = 0, 0, 1_500_000
 

@@ -80,7 +80,7 @@ def last_of(peer: Peer) -> object:
     [*((plan, 3) for plan in _NAMED.values()), (NOLOCO, 2)],
     ids=[*_NAMED, "noloco, of two"],
 )
-async def test_all_end_with_the_mean_of_all_anchors(plan: Plan, peers: int) -> None:
+async def test_all_end_with_the_mean_of_all_anchors(plan, peers):
     async with Swarm(steady(plan), "abcde"[:peers]) as swarm:
         await swarm.ends_at_reference()
         swarm.assert_equal()
@@ -100,7 +100,7 @@ async def test_all_end_with_the_mean_of_all_anchors(plan: Plan, peers: int) -> N
 
 
 @pytest.mark.parametrize(("plan", "at_s"), [(TWO, 2.2), (NOLOCO, 14.3)], ids=["early", "late"])
-async def test_a_late_joiner_is_in_the_mean(plan: Plan, at_s: float) -> None:
+async def test_a_late_joiner_is_in_the_mean(plan, at_s):
     async with Swarm(steady(plan), "abc") as swarm:
         await swarm.sleep(at_s)
         await swarm.join("d", via="a")
@@ -109,7 +109,7 @@ async def test_a_late_joiner_is_in_the_mean(plan: Plan, at_s: float) -> None:
         assert swarm.loop.time() < LAST_S + MOST_S
 
 
-async def test_joiners_agree_when_all_who_began_the_run_are_gone() -> None:
+async def test_joiners_agree_when_all_who_began_the_run_are_gone():
     async with Swarm(steady(STREAMING), "ab") as swarm:
         await swarm.sleep(2)
         await swarm.join("c", via="a")
@@ -122,7 +122,7 @@ async def test_joiners_agree_when_all_who_began_the_run_are_gone() -> None:
 
 
 @pytest.mark.parametrize(("plan", "after_s"), [(NOLOCO, 0.0), (TWO, 5.0)], ids=["at", "after"])
-async def test_who_joins_at_the_very_end_takes_the_mean(plan: Plan, after_s: float) -> None:
+async def test_who_joins_at_the_very_end_takes_the_mean(plan, after_s):
     async with Swarm(steady(plan), "abc") as swarm:
         await swarm.until(lambda: swarm["a"].trainer.step == STEPS, LAST_S + 5)
         await swarm.sleep(after_s)
@@ -136,7 +136,7 @@ async def test_who_joins_at_the_very_end_takes_the_mean(plan: Plan, after_s: flo
 
 
 @pytest.mark.parametrize(("plan", "before_s"), [(NOLOCO, 0.05), (TWO, 6.0)], ids=["late", "early"])
-async def test_who_is_killed_before_the_end_is_not_in_the_mean(plan: Plan, before_s: float) -> None:
+async def test_who_is_killed_before_the_end_is_not_in_the_mean(plan, before_s):
     async with Swarm(steady(plan), "abcd") as swarm:
         await swarm.sleep(LAST_S - before_s)
         swarm.kill("d")
@@ -151,8 +151,8 @@ async def test_who_is_killed_before_the_end_is_not_in_the_mean(plan: Plan, befor
     ids=["last frozen", "first frozen", "first killed"],
 )
 async def test_a_fault_amid_the_pass_holds_the_others_up_for_a_moment(
-    plan: Plan, nth: int, fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    plan, nth, fault, monkeypatch
+):
     """It happens to whoever is the n-th to come to the pass, as soon as it has."""
     async with Swarm(steady(plan), "abcd") as swarm:
         names = begun(monkeypatch)
@@ -174,9 +174,7 @@ async def test_a_fault_amid_the_pass_holds_the_others_up_for_a_moment(
     [(TWO, 9.0, 15.0), (NOLOCO, 13.0, 40.0)],
     ids=["until the end", "beyond it"],
 )
-async def test_who_was_frozen_takes_what_the_others_have_agreed_on(
-    plan: Plan, at_s: float, frozen_s: float
-) -> None:
+async def test_who_was_frozen_takes_what_the_others_have_agreed_on(plan, at_s, frozen_s):
     async with Swarm(steady(plan), "abcd") as swarm:
         await swarm.sleep(at_s)
         swarm.freeze("d")
@@ -188,7 +186,7 @@ async def test_who_was_frozen_takes_what_the_others_have_agreed_on(
 
 
 @pytest.mark.parametrize(("plan", "healed"), [(NOLOCO, False), (KEEP, True)], ids=["cut", "healed"])
-async def test_a_link_that_is_cut_in_the_end_leaves_one_anchor(plan: Plan, healed: bool) -> None:
+async def test_a_link_that_is_cut_in_the_end_leaves_one_anchor(plan, healed):
     """Two that cannot reach each other, but others who can reach both."""
     async with Swarm(steady(plan), "abcd") as swarm:
         await swarm.sleep(LAST_S - 0.2)
@@ -202,7 +200,7 @@ async def test_a_link_that_is_cut_in_the_end_leaves_one_anchor(plan: Plan, heale
 
 
 @pytest.mark.parametrize("plan", [NOLOCO, KEEP], ids=["noloco", "keep"])
-async def test_a_swarm_that_is_cut_in_two_ends_with_one_anchor_in_each_half(plan: Plan) -> None:
+async def test_a_swarm_that_is_cut_in_two_ends_with_one_anchor_in_each_half(plan):
     async with Swarm(steady(plan), "abcde") as swarm:
         await swarm.sleep(LAST_S - 1)
         swarm.cut("ab", "cde")
@@ -222,9 +220,7 @@ SIX = {
 
 
 @pytest.mark.parametrize("plan", SIX.values(), ids=SIX)
-async def test_two_fragments_at_a_time_in_the_same_order_everywhere(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_two_fragments_at_a_time_in_the_same_order_everywhere(plan, monkeypatch):
     problem = replace(steady(plan), layers=(300, 200, 100, 100, 50, 50), steps=18)
     async with Swarm(problem, "abc") as swarm:
         orders: dict[str, dict[int, None]] = {name: {} for name in "abc"}
@@ -244,8 +240,8 @@ async def test_two_fragments_at_a_time_in_the_same_order_everywhere(
 
 
 async def test_a_fragment_whose_round_fails_at_a_peer_does_not_keep_it_from_the_rest(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     begin = Contributor.begin
 
     async def failing(self: Contributor, message: Begin) -> None:
@@ -266,7 +262,7 @@ async def test_a_fragment_whose_round_fails_at_a_peer_does_not_keep_it_from_the_
 # --------------------------------------------------------------------------------------- the slow
 
 
-async def test_a_slow_peer_is_waited_for_as_long_as_the_grace_lasts() -> None:
+async def test_a_slow_peer_is_waited_for_as_long_as_the_grace_lasts():
     problem = steady(replace(NOLOCO, inner_steps=15), d=0.9)
     async with Swarm(problem, "abcd") as swarm:
         await swarm.ends_equal()
@@ -275,7 +271,7 @@ async def test_a_slow_peer_is_waited_for_as_long_as_the_grace_lasts() -> None:
 
 # d meets another in each round; or one other only, so that neither has had a round.
 @pytest.mark.parametrize(("seed", "agree"), [(2, 3), (4, 2)])
-async def test_who_comes_after_the_grace_takes_the_others_mean(seed: int, agree: int) -> None:
+async def test_who_comes_after_the_grace_takes_the_others_mean(seed, agree):
     problem = steady(replace(NOLOCO, inner_steps=15), seed=seed, d=0.9)
     async with Swarm(replace(problem, rounds=RoundConfig(grace_s=5.0)), "abcd") as swarm:
         await swarm.ends_equal()

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ MEMBERSHIP = MembershipConfig()
 
 
 @pytest.mark.parametrize(("peers", "round_"), [(2, 0), (5, 2)])
-async def test_a_peer_killed_amid_its_exchange(peers: int, round_: int) -> None:
+async def test_a_peer_killed_amid_its_exchange(peers, round_):
     names = "abcde"[:peers]
     victim = names[-1]
     async with Swarm(Problem(steps=15), names) as swarm:
@@ -51,7 +50,7 @@ async def test_a_peer_killed_amid_its_exchange(peers: int, round_: int) -> None:
             assert max(e["stall_s"] for e in peer.of_kind("round")) < MEMBERSHIP.detection_s(peers)
 
 
-async def test_all_but_one_are_killed() -> None:
+async def test_all_but_one_are_killed():
     """The last one asks for no other state, and ends the run by itself."""
     async with Swarm(Problem(steps=15), NAMES, at=1) as swarm:
         for name in "bcd":
@@ -64,9 +63,7 @@ async def test_all_but_one_are_killed() -> None:
 @pytest.mark.parametrize(
     ("answered", "shard", "last_round"), [(0, 0, False), (2, 1, False), (0, 1, True), (2, 0, True)]
 )
-async def test_a_reducer_killed_after_it_has_answered_one_contributor(
-    answered: int, shard: int, last_round: bool
-) -> None:
+async def test_a_reducer_killed_after_it_has_answered_one_contributor(answered, shard, last_round):
     """Only one peer knows the reduction: the successor in the shard's order, or another one."""
     problem = Problem(steps=12 if last_round else 30)
     round_ = 3
@@ -111,9 +108,7 @@ class WallClock:
     ("jumps_s", "encrypted"),
     [((HOUR_S, -HOUR_S), False), ((-25 * HOUR_S, 0), True), ((0, -25 * HOUR_S), True)],
 )
-async def test_a_jump_of_the_wall_clock_has_no_effect(
-    jumps_s: tuple[int, int], encrypted: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_a_jump_of_the_wall_clock_has_no_effect(jumps_s, encrypted, monkeypatch, tmp_path):
     """In the middle of rounds, twice; a peer joins in between, and one is killed and comes back,
     each with an epoch by the clock of then."""
     clock = WallClock(monkeypatch)
@@ -161,9 +156,7 @@ def altered(down: pb.ExchangeDown, **header: int) -> None:
     ],
     ids=["contribution", "reduction", "another size", "another codec"],
 )
-async def test_what_is_damaged_on_the_way_is_sent_again_within_the_round(
-    up: bool, body: str, change: Callable[[bytes], bytes]
-) -> None:
+async def test_what_is_damaged_on_the_way_is_sent_again_within_the_round(up, body, change):
     """The network did it, not the peer: nobody's contribution is missed for that."""
     async with Swarm(Problem(steps=6), NAMES) as swarm:
         swarm.tap = once(lambda p: p.up == up and p.body == body, lambda p: change(p.message))
@@ -173,7 +166,7 @@ async def test_what_is_damaged_on_the_way_is_sent_again_within_the_round(
         assert all("damaged" in str(reason) for reason in refused)
 
 
-async def test_a_damaged_state_is_not_adopted() -> None:
+async def test_a_damaged_state_is_not_adopted():
     async with Swarm(Problem(steps=36), "abc") as swarm:
         await swarm.until(lambda: swarm["a"].versions >= (2,), 10)
         frames = []
@@ -195,7 +188,7 @@ async def test_a_damaged_state_is_not_adopted() -> None:
         assert any("fragment 0 is damaged" in text for text in warnings)
 
 
-async def test_a_peer_whose_parameters_are_not_finite_goes_on_from_the_anchor() -> None:
+async def test_a_peer_whose_parameters_are_not_finite_goes_on_from_the_anchor():
     """It contributes no movement, all states stay finite, and no round is slowed down."""
     async with Swarm(Problem(steps=30), NAMES) as swarm:
         swarm["d"].replica.poison_at = 4
@@ -212,7 +205,7 @@ async def test_a_peer_whose_parameters_are_not_finite_goes_on_from_the_anchor() 
         assert max(waits) < RoundConfig().grace_s
 
 
-async def test_a_hostile_contribution_changes_nobodys_state() -> None:
+async def test_a_hostile_contribution_changes_nobodys_state():
     """NaN with the right sizes and hashes: what the others apply is the mean of the others."""
     poison = np.full(100, np.nan, "<f4").tobytes()  # a shard of three peers
 
@@ -237,7 +230,7 @@ async def test_a_hostile_contribution_changes_nobodys_state() -> None:
         assert swarm["c"].of_kind("round_failed")
 
 
-async def test_a_peer_of_another_run_is_refused_with_the_first_difference() -> None:
+async def test_a_peer_of_another_run_is_refused_with_the_first_difference():
     problem = Problem(steps=30)
     async with Swarm(problem, "ab") as swarm:
         other = replace(problem, plan=Plan(inner_steps=4))
@@ -251,7 +244,7 @@ async def test_a_peer_of_another_run_is_refused_with_the_first_difference() -> N
         assert {member["peer"] for member in swarm["a"].members} == {"a", "b"}
 
 
-async def test_a_second_peer_of_one_name_is_refused_while_the_first_answers() -> None:
+async def test_a_second_peer_of_one_name_is_refused_while_the_first_answers():
     """The first would be thrown out of the swarm, and never know."""
     async with Swarm(steady(25), "ab") as swarm:
         await swarm.until(lambda: swarm["b"].versions >= (1,), 30)

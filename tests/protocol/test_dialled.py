@@ -18,7 +18,7 @@ from tests.support.memory_transport import MemoryTransport
 NOWHERE = "nowhere:7700"
 
 
-def test_a_joiner_with_a_wrong_address_is_refused_and_slows_nobody() -> None:
+def test_a_joiner_with_a_wrong_address_is_refused_and_slows_nobody():
     async def undisturbed() -> float:
         async with Swarm(steady(30), "abc") as swarm:
             await swarm.finished()
@@ -41,7 +41,7 @@ def test_a_joiner_with_a_wrong_address_is_refused_and_slows_nobody() -> None:
     assert run(scenario()) == pytest.approx(run(undisturbed()), abs=0.5)
 
 
-async def test_addresses_that_are_dialled_back_keep_no_connection() -> None:
+async def test_addresses_that_are_dialled_back_keep_no_connection():
     """Nor does one that a member has had: somebody names as many as it likes."""
     async with Swarm(steady(60), "ab") as swarm:
         await swarm.join("c", via="a")
@@ -65,7 +65,7 @@ async def test_addresses_that_are_dialled_back_keep_no_connection() -> None:
         await swarm.until(lambda: swarm["a"].transport.open_to == {"b", "c'"}, 30)
 
 
-async def test_addresses_of_one_caller_that_answer_nobody_delay_no_other() -> None:
+async def test_addresses_of_one_caller_that_answer_nobody_delay_no_other():
     mallory = Caller("ipv4:127.0.0.1:1", "peer", "mallory")
     async with Swarm(steady(60), "ab") as swarm:
         await swarm.sleep(2)
@@ -85,7 +85,7 @@ async def test_addresses_of_one_caller_that_answer_nobody_delay_no_other() -> No
             each.cancel()
 
 
-async def test_a_second_peer_dials_back_too() -> None:
+async def test_a_second_peer_dials_back_too():
     """The one that is asked may be the only one that reaches the newcomer."""
     async with Swarm(steady(30), "ab") as swarm:
         await swarm.sleep(2)
@@ -97,7 +97,7 @@ async def test_a_second_peer_dials_back_too() -> None:
         await swarm.ends_equal(versions=(6,))
 
 
-async def test_a_newcomer_that_most_reach_is_taken_in_at_another_try() -> None:
+async def test_a_newcomer_that_most_reach_is_taken_in_at_another_try():
     async with Swarm(Problem(steps=60), "abc") as swarm:
         await swarm.sleep(2)
         swarm.network.cut("b", "d")
@@ -107,7 +107,7 @@ async def test_a_newcomer_that_most_reach_is_taken_in_at_another_try() -> None:
 
 
 @pytest.mark.parametrize(("names", "silent"), [("ab", True), ("abcd", False)])
-async def test_a_peer_with_a_closed_port_is_out_of_rounds(names: str, silent: bool) -> None:
+async def test_a_peer_with_a_closed_port_is_out_of_rounds(names, silent):
     """It goes on calling the others, so that nobody takes it for dead."""
     async with Swarm(steady(60)) as swarm:
         *others, shut = names
@@ -132,7 +132,7 @@ async def test_a_peer_with_a_closed_port_is_out_of_rounds(names: str, silent: bo
             assert swarm[name].of_kind("round")[-1]["contributors"] == len(names)
 
 
-async def test_calls_name_the_peer_that_they_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_name_the_peer_that_they_mean(monkeypatch):
     """So that another, which has the address by now, cannot answer in its place. The first contact
     with an address that the user has typed may find anybody of the run."""
     unnamed: list[tuple[str, str]] = []

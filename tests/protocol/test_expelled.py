@@ -29,7 +29,7 @@ from tests.protocol.virtual_time import run
 CAROL = Caller("ipv4:127.0.0.1:1", "peer", "c")
 
 
-async def test_an_expelled_peer_is_in_no_round_of_the_others(tmp_path: Path) -> None:
+async def test_an_expelled_peer_is_in_no_round_of_the_others(tmp_path):
     """One of them is told; the entry goes on with gossip."""
     async with Swarm(steady(60), "abc", authority=Authority.make(tmp_path), at=1) as swarm:
         swarm.authority.expel("c")
@@ -48,7 +48,7 @@ async def test_an_expelled_peer_is_in_no_round_of_the_others(tmp_path: Path) -> 
         swarm.kill("c")
 
 
-async def test_only_the_authority_expels(tmp_path: Path) -> None:
+async def test_only_the_authority_expels(tmp_path):
     authority, other = (Authority.make(tmp_path / name) for name in ("one", "other"))
     async with Swarm(steady(60), "ab", authority=authority, at=1) as swarm:
         other.new_identity(Role.PEER, "b")
@@ -59,7 +59,7 @@ async def test_only_the_authority_expels(tmp_path: Path) -> None:
         await swarm.ends_equal(versions=(12,))
 
 
-async def test_an_expulsion_outlives_a_restart_without_the_one_that_made_it(tmp_path: Path) -> None:
+async def test_an_expulsion_outlives_a_restart_without_the_one_that_made_it(tmp_path):
     async with Swarm(steady(300), "abc", authority=Authority.make(tmp_path), at=1) as swarm:
         swarm.authority.expel("c")
         swarm["a"].node.gossip.learn_revoked(swarm.authority.revocations())
@@ -72,7 +72,7 @@ async def test_an_expulsion_outlives_a_restart_without_the_one_that_made_it(tmp_
         swarm.kill("c")
 
 
-def test_what_a_peer_keeps_of_it_is_read_again(tmp_path: Path) -> None:
+def test_what_a_peer_keeps_of_it_is_read_again(tmp_path):
     authority = Authority.make(tmp_path)
     identity = authority.new_identity(Role.PEER, "b")
     authority.expel("b")
@@ -85,7 +85,7 @@ def test_what_a_peer_keeps_of_it_is_read_again(tmp_path: Path) -> None:
         kept.revoked()
 
 
-async def test_open_streams_of_an_expelled_peer_end(tmp_path: Path) -> None:
+async def test_open_streams_of_an_expelled_peer_end(tmp_path):
     async with Swarm(steady(60), "abc", authority=Authority.make(tmp_path), at=1) as swarm:
         server = swarm["a"].node.server
         began = asyncio.Event()
@@ -103,7 +103,7 @@ async def test_open_streams_of_an_expelled_peer_end(tmp_path: Path) -> None:
         swarm.kill("c")
 
 
-async def test_any_number_of_expulsions_reaches_everybody(tmp_path: Path) -> None:
+async def test_any_number_of_expulsions_reaches_everybody(tmp_path):
     async with Swarm(steady(300), "ab", authority=Authority.make(tmp_path)) as swarm:
         key = (tmp_path / "identity" / "authority.key").read_bytes()
         swarm["a"].node.gossip.learn_revoked(
@@ -113,9 +113,7 @@ async def test_any_number_of_expulsions_reaches_everybody(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("count", [100, 10_000])
-async def test_of_false_revocations_one_is_verified(
-    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_of_false_revocations_one_is_verified(count, tmp_path, monkeypatch):
     """In each answer of a member, and rounds go on meanwhile."""
     verified: list[bytes] = []
 
@@ -140,7 +138,7 @@ async def test_of_false_revocations_one_is_verified(
         assert swarm["a"].node.gossip.view.members["a"].health is Health.ALIVE
 
 
-async def test_the_holder_of_a_revoked_token_is_told_so(tmp_path: Path) -> None:
+async def test_the_holder_of_a_revoked_token_is_told_so(tmp_path):
     """By whoever has the run's key, though it has heard of the end of the token from others."""
     authority = Authority.make(tmp_path)
     caller = Caller("ipv4:127.0.0.1:1", "token", authority.create_token().id)
@@ -206,7 +204,7 @@ class Scenario:
 
 
 @pytest.mark.parametrize("role", [Role.COORDINATOR, Role.PEER])
-def test_it_is_renewed_when_a_third_of_its_time_is_left(tmp_path: Path, role: Role) -> None:
+def test_it_is_renewed_when_a_third_of_its_time_is_left(tmp_path, role):
     there = Scenario(tmp_path, role)
     run(there.wait(20, holds_key=True))
     assert there.renewed_at == pytest.approx(8 * HOUR_S, abs=11)
@@ -215,7 +213,7 @@ def test_it_is_renewed_when_a_third_of_its_time_is_left(tmp_path: Path, role: Ro
     assert [event["event"] for event in there.events] == ["renewed"]
 
 
-def test_who_has_no_key_asks_once_a_minute_and_says_that_nobody_renews_it(tmp_path: Path) -> None:
+def test_who_has_no_key_asks_once_a_minute_and_says_that_nobody_renews_it(tmp_path):
     there = Scenario(tmp_path, Role.PEER)
     run(there.wait(9, holds_key=False))
     assert there.asked_at[0] == pytest.approx(8 * HOUR_S, abs=11)
@@ -225,9 +223,7 @@ def test_who_has_no_key_asks_once_a_minute_and_says_that_nobody_renews_it(tmp_pa
     assert "nobody that answers holds the run's key" in str(warning["text"])
 
 
-def test_those_that_may_hold_the_key_are_asked_in_their_order_until_one_gives_a_certificate() -> (
-    None
-):
+def test_those_that_may_hold_the_key_are_asked_in_their_order_until_one_gives_a_certificate():
     asked: list[str] = []
 
     class Transport:

@@ -4,7 +4,7 @@ So is a contributor that would have it seem so. Whoever does neither is not.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -67,14 +67,14 @@ async def named_by_all(
 
 
 @pytest.mark.parametrize("lie", ["1e4", "-20 times"])
-async def test_a_mean_that_is_larger_than_all_contributions_is_not_applied(lie: str) -> None:
+async def test_a_mean_that_is_larger_than_all_contributions_is_not_applied(lie):
     anchor = await named_by_all(reducing_falsely("d", LIES[lie]), 3)
     expected = LONG.reference("abc")["a"][0].anchor
     assert torch.dist(anchor, expected) < torch.linalg.vector_norm(expected)
 
 
 @pytest.mark.parametrize("lie", ["turned", "zero", "1 % more"])
-async def test_another_mean_is_seen_by_everybody_after_the_first_lie(lie: str) -> None:
+async def test_another_mean_is_seen_by_everybody_after_the_first_lie(lie):
     await named_by_all(reducing_falsely("d", LIES[lie]), 4)
 
 
@@ -87,7 +87,7 @@ async def test_another_mean_is_seen_by_everybody_after_the_first_lie(lie: str) -
     ],
     ids=["counts only itself", "counts next to nothing", "names a ghost"],
 )
-async def test_a_mean_of_others_than_have_contributed_is_seen(attack: Any) -> None:
+async def test_a_mean_of_others_than_have_contributed_is_seen(attack):
     """In the third such round: once, what others have told may be what differs."""
     await named_by_all(attack(), 6)
 
@@ -107,7 +107,7 @@ SPARSE = [("sparse", "1e4", None), ("sparse", "stale", None), ("sparse", "turned
 
 
 @pytest.mark.parametrize(("preset", "lie", "leaving"), [*STREAMING, *ONEBIT, *SPARSE])
-async def test_few_bits_hide_no_lie(preset: str, lie: str, leaving: Any) -> None:
+async def test_few_bits_hide_no_lie(preset, lie, leaving):
     """Whatever the liar says that it has left over. A first mean has a limit, too."""
     with patch.object(checks, "_SHARE", 10.0):  # how often it checks is not the matter
         attack = reducing_falsely("d", LIES[lie], leaving=leaving)
@@ -115,7 +115,7 @@ async def test_few_bits_hide_no_lie(preset: str, lie: str, leaving: Any) -> None
 
 
 @pytest.mark.parametrize("preset", ["streaming", "onebit"])
-async def test_what_was_left_over_cannot_be_invented(preset: str) -> None:
+async def test_what_was_left_over_cannot_be_invented(preset):
     """An honest mean of the contributions and of what no mean before has left over."""
 
     async def invented(
@@ -128,7 +128,7 @@ async def test_what_was_left_over_cannot_be_invented(preset: str) -> None:
     await named_by_all(patch.object(reducer, "reduce", invented), 8, few_bits(preset))
 
 
-async def test_one_that_sees_a_false_mean_shows_it_to_the_others() -> None:
+async def test_one_that_sees_a_false_mean_shows_it_to_the_others():
     """Only a draws by itself; the others look where it tells them to, and believe what they see."""
     draw = Checks._draw
 
@@ -150,7 +150,7 @@ def hiding_its_own() -> AbstractContextManager[Any]:
     return patch.object(Checks, "_shown", of_others)
 
 
-async def test_one_that_shows_what_it_did_not_contribute_is_named_and_no_reducer() -> None:
+async def test_one_that_shows_what_it_did_not_contribute_is_named_and_no_reducer():
     await named_by_all(showing("d", pb.CheckedLeaf(payload=bytes(256))), 4)
 
 
@@ -164,12 +164,12 @@ async def test_one_that_shows_what_it_did_not_contribute_is_named_and_no_reducer
     ],
     ids=["at once", "in a later round", "never", "its own"],
 )
-async def test_a_false_mean_is_not_hidden_by_showing_nothing(hiding: Any, rounds: int) -> None:
+async def test_a_false_mean_is_not_hidden_by_showing_nothing(hiding, rounds):
     with hiding():
         await named_by_all(reducing_falsely("d", LIES["turned"]), rounds)
 
 
-async def test_one_that_asks_late_names_nobody() -> None:
+async def test_one_that_asks_late_names_nobody():
     """Its link is so slow that the others are in the next round when it has a mean."""
     problem = replace(LONG, layers=(40_000,), rounds=RoundConfig(floor_mbps=0.1))
     async with Swarm(replace(problem, plan=Plan(inner_steps=5)), "abcd") as swarm:
@@ -205,8 +205,8 @@ def zero_for_one() -> AbstractContextManager[Any]:
     ids=["of its contribution", "by another mean", "by another mean, unchecked"],
 )
 async def test_a_reducer_that_deceives_one_is_named_by_that_one_and_slows_nobody(
-    deceiving: Callable[[], AbstractContextManager[Any]], parted_s: int
-) -> None:
+    deceiving, parted_s
+):
     """Neither of the two reduces for the other any more. What no check looks at parts the states,
     three times in a row; so it does when the first mark ends."""
     async with Swarm(LONG, "abcd") as swarm:
@@ -223,7 +223,7 @@ async def test_a_reducer_that_deceives_one_is_named_by_that_one_and_slows_nobody
         assert not any(peer.warned("in vain") for peer in swarm.alive)
 
 
-async def test_a_reducer_that_lies_in_the_name_of_another_reduces_no_more() -> None:
+async def test_a_reducer_that_lies_in_the_name_of_another_reduces_no_more():
     """No check looks at such a mean. Nobody is named, and least of all the other."""
     async with Swarm(LONG, "abcd") as swarm:
         honest = [swarm[name] for name in "abc"]
@@ -233,7 +233,7 @@ async def test_a_reducer_that_lies_in_the_name_of_another_reduces_no_more() -> N
         assert not any("b" in peer.node.gossip.me.idle for peer in honest)
 
 
-async def test_a_false_hint_costs_a_look_and_invented_ones_nothing() -> None:
+async def test_a_false_hint_costs_a_look_and_invented_ones_nothing():
     async with Swarm(LONG, "abcd") as swarm:
         await swarm.until(lambda: swarm["a"].versions >= (3,), 10)
         (version,) = swarm["a"].versions
@@ -259,7 +259,7 @@ async def test_a_false_hint_costs_a_look_and_invented_ones_nothing() -> None:
         assert [named(swarm[name]) for name in "abcd"] == [[]] * 4
 
 
-async def test_a_liar_that_names_ghosts_slows_nobody() -> None:
+async def test_a_liar_that_names_ghosts_slows_nobody():
     async with Swarm(replace(LONG, plan=Plan(inner_steps=5), steps=1_000_000), "abcd") as swarm:
         first = swarm["a"]
         await swarm.until(lambda: min(first.versions) >= 3, 60)
@@ -273,7 +273,7 @@ async def test_a_liar_that_names_ghosts_slows_nobody() -> None:
         await swarm.until(lambda: "e" in first.trainer.states[0].group, 20)
 
 
-async def test_checks_take_little_of_the_link_and_name_nobody_who_is_honest() -> None:
+async def test_checks_take_little_of_the_link_and_name_nobody_who_is_honest():
     problem = replace(LONG, layers=(200_000,), plan=Plan(inner_steps=3), steps=12)
     async with Swarm(problem, "abcd") as swarm:
         await swarm.ends_equal()
@@ -284,7 +284,7 @@ async def test_checks_take_little_of_the_link_and_name_nobody_who_is_honest() ->
 
 
 @pytest.mark.parametrize("preset", ["streaming", "onebit", "sparse"])
-async def test_what_earlier_means_left_names_nobody_when_all_come_to_rest(preset: str) -> None:
+async def test_what_earlier_means_left_names_nobody_when_all_come_to_rest(preset):
     async with Swarm(few_bits(preset), "abcd") as swarm:
         await swarm.until(lambda: swarm["a"].versions >= (6,), 10)
         for peer in swarm.alive:
@@ -294,7 +294,7 @@ async def test_what_earlier_means_left_names_nobody_when_all_come_to_rest(preset
 
 
 @pytest.mark.parametrize("elements", [1, 64, 65, 700, 20_000])
-def test_every_leaf_leads_to_the_root_and_no_other_bytes_do(elements: int) -> None:
+def test_every_leaf_leads_to_the_root_and_no_other_bytes_do(elements):
     codec = codec_by_name("fp32")
     leaves = wire.Leaves.of(elements, [codec])
     payload = wire.encode(codec, torch.randn(elements))

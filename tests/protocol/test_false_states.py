@@ -1,9 +1,8 @@
 """A member announces a state that few others have, and gives it to whoever asks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 
@@ -48,7 +47,7 @@ def knows(peer: Peer, name: str) -> bool:
     [("abc", "x", Phase.TRAINING), ("abc", "xy", Phase.DONE)],
     ids=lambda value: getattr(value, "name", value),
 )
-async def test_a_state_of_no_majority_is_not_taken(honest: str, liars: str, phase: Phase) -> None:
+async def test_a_state_of_no_majority_is_not_taken(honest, liars, phase):
     """Though the liars have contributed before, and confirm each other's state. Reducers that end
     so may part two honest peers, which is mended among these."""
     async with Swarm(steady(100_000), [*honest, *liars], at=2) as swarm:
@@ -72,9 +71,7 @@ async def test_a_state_of_no_majority_is_not_taken(honest: str, liars: str, phas
         ("abc", parts_then_near),
     ],
 )
-async def test_of_peers_that_are_not_together_none_believes_a_lone_other(
-    honest: str, turns: Callable[[Node], None]
-) -> None:
+async def test_of_peers_that_are_not_together_none_believes_a_lone_other(honest, turns):
     """Rounds stand still; the liar sees to it that one is a round behind, with which it would be
     half of four; or that all differ."""
     async with Swarm(steady(100_000), [*honest, "x"], at=2) as swarm:
@@ -92,7 +89,7 @@ async def test_of_peers_that_are_not_together_none_believes_a_lone_other(
     [("ax", {}), ("a", {"ahead": 30}), ("ax", {"value": None, "momentum": 1e8})],
     ids=["in rounds before", "a stranger", "momentum"],
 )
-async def test_alone_with_a_liar_a_peer_goes_on(there: str, lies: dict[str, Any]) -> None:
+async def test_alone_with_a_liar_a_peer_goes_on(there, lies):
     async with Swarm(steady(1000), there, at=20) as swarm:
         if there == "a":
             await swarm.join("x", via="a")
@@ -119,7 +116,7 @@ async def test_alone_with_a_liar_a_peer_goes_on(there: str, lies: dict[str, Any]
     ],
     ids=["NaN", "another hash", "far ahead", "older", "too far", "ghosts", "a peer twice"],
 )
-async def test_a_false_state_is_not_taken(lies: dict[str, Any], says: str) -> None:
+async def test_a_false_state_is_not_taken(lies, says):
     async with Swarm(steady(100_000), "ax", at=2) as swarm:
         lie(swarm["x"].node, **lies)
         await swarm.until(lambda: swarm["a"].warned(says), 60)
@@ -127,7 +124,7 @@ async def test_a_false_state_is_not_taken(lies: dict[str, Any], says: str) -> No
         assert swarm["a"].of_kind("adopted") == []
 
 
-async def test_a_donor_that_starts_again_meanwhile_harms_nobody() -> None:
+async def test_a_donor_that_starts_again_meanwhile_harms_nobody():
     async with Swarm(steady(100_000), "ax", at=20) as swarm:
         node = swarm["x"].node
         lie(swarm["x"].node, 6)
@@ -145,7 +142,7 @@ async def test_a_donor_that_starts_again_meanwhile_harms_nobody() -> None:
 
 
 @pytest.mark.parametrize("ended", [True, False], ids=["ended", "never contributed"])
-async def test_two_that_do_not_train_cannot_part_two_that_do(ended: bool) -> None:
+async def test_two_that_do_not_train_cannot_part_two_that_do(ended):
     async with Swarm(steady(100_000), ["a", "b", *("xy" if ended else "")]) as swarm:
         await swarm.until(lambda: swarm["a"].versions >= (2,), 60)
         for name in "xy":
@@ -159,7 +156,7 @@ async def test_two_that_do_not_train_cannot_part_two_that_do(ended: bool) -> Non
         assert all("b" in peers for each in state.history for *_, peers in each.parts)
 
 
-async def test_a_peer_that_slept_takes_over_what_the_one_other_has() -> None:
+async def test_a_peer_that_slept_takes_over_what_the_one_other_has():
     async with Swarm(steady(100_000), "ab", at=2) as swarm:
         swarm.freeze("b")
         await swarm.until(lambda: swarm["a"].versions >= (6,), 120)
@@ -172,7 +169,7 @@ async def test_a_peer_that_slept_takes_over_what_the_one_other_has() -> None:
 # A reducer that gives other bytes to each peer is named, and those that it parts pass it over.
 
 
-async def test_a_reducer_that_parts_all_is_passed_over() -> None:
+async def test_a_reducer_that_parts_all_is_passed_over():
     honest = "abcde"
     async with Swarm(steady(100_000), [*honest, "x"], at=2) as swarm:
         gives_other_bytes(swarm["x"].node)
@@ -186,7 +183,7 @@ async def test_a_reducer_that_parts_all_is_passed_over() -> None:
         assert all(len(swarm[name].of_kind("adopted")) <= 5 for name in honest)
 
 
-async def test_of_three_it_is_named_and_causes_few_adoptions() -> None:
+async def test_of_three_it_is_named_and_causes_few_adoptions():
     """Either of the two others could lie about what it was given."""
     async with Swarm(steady(100_000), "abx", at=2) as swarm:
         gives_other_bytes(swarm["x"].node)
@@ -198,9 +195,7 @@ async def test_of_three_it_is_named_and_causes_few_adoptions() -> None:
 
 
 @pytest.mark.parametrize("pieces", [1, 6])
-async def test_a_joiner_is_told_by_two_and_not_held_up_by_a_liar(
-    pieces: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_joiner_is_told_by_two_and_not_held_up_by_a_liar(pieces, monkeypatch):
     """All have heard of the liar, which is ahead, and would be taken over before anybody else. Six
     fragments are more than the states of each that a peer remembers, as 300 are in earnest."""
     monkeypatch.setattr("murmuration.algorithms.fragments.PIECE_ELEMENTS", 150)
@@ -230,7 +225,7 @@ def digests(*versions: int) -> tuple[Digest, ...]:
     ("version", "step", "possible"),
     [(10, 100, True), (14, 140, True), (40, 100, False), (10, 500, False), (8, 80, True)],
 )
-def test_how_far_the_others_can_be(version: int, step: int, possible: bool) -> None:
+def test_how_far_the_others_can_be(version, step, possible):
     """At one step a second, from step 90 to 100: at most 16 times as many, and four rounds."""
     limits = MemberLimits(steps=10**9, fragments=1, inner_steps=10)
     mine: Sequence[Digest] = digests(10)

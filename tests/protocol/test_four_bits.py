@@ -2,7 +2,6 @@
 of a peer's contribution than the norm limit lets in."""
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -32,7 +31,7 @@ def problem(compression: str, elements: int = 60_000) -> Problem:
     )
 
 
-def test_four_bits_are_four_bits_on_the_wire_and_fewer_when_compressed() -> None:
+def test_four_bits_are_four_bits_on_the_wire_and_fewer_when_compressed():
     async def scenario(compression: str) -> list[tuple[float, ...]]:
         async with Swarm(problem(compression), NAMES) as swarm:
             await swarm.ends_at_reference()
@@ -63,7 +62,7 @@ def test_four_bits_are_four_bits_on_the_wire_and_fewer_when_compressed() -> None
         assert back < 4.0
 
 
-async def test_peers_need_not_agree_on_compressing() -> None:
+async def test_peers_need_not_agree_on_compressing():
     shared = problem("never", elements=5_000)
     async with Swarm(shared) as swarm:
         for name, mode in zip(NAMES, ("always", "never", "auto"), strict=True):
@@ -100,9 +99,7 @@ def rehashed(frame: pb.Frame, payload: bytes) -> pb.Frame:
     [(flipped_bit, True), (other_values, True), (other_values, False)],
     ids=lambda value: getattr(value, "__name__", "up" if value else "back"),
 )
-async def test_a_compressed_frame_damaged_on_the_way_is_sent_again(
-    damage: Callable[[pb.Frame], pb.Frame], up: bool
-) -> None:
+async def test_a_compressed_frame_damaged_on_the_way_is_sent_again(damage, up):
     kind = pb.ExchangeUp if up else pb.ExchangeDown
     spoiled = []
 
@@ -134,7 +131,7 @@ async def _anchors() -> list[torch.Tensor]:
         return list(torch.cat([state.anchor for state in states]).split(LAYERS))
 
 
-def test_a_run_in_pieces_ends_with_the_bits_of_one_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_in_pieces_ends_with_the_bits_of_one_in_one(monkeypatch):
     whole: list[torch.Tensor] = []
     pieces: list[torch.Tensor] = []
     under_way, most = Counter[int](), Counter[int]()
@@ -172,7 +169,7 @@ KEEP = Plan(inner_steps=3, codec="sign", reduction_codec="sign", merge="keep")
 
 
 @pytest.mark.parametrize("plan", [FAR.plan, KEEP], ids=["reset", "keep"])
-async def test_a_norm_above_the_limit_counts_as_the_reference_says(plan: Plan) -> None:
+async def test_a_norm_above_the_limit_counts_as_the_reference_says(plan):
     async with Swarm(replace(FAR, plan=plan), "abcd") as swarm:
         await swarm.ends_at_reference()
         told = swarm["d"].warnings
@@ -187,7 +184,7 @@ EXACT = replace(KEEP, codec="fp32", reduction_codec="fp32")
 @pytest.mark.parametrize(
     ("plan", "most"), [(KEEP, 0.3), (FOUR_BITS, 0.05), (EXACT, 0.0)], ids=["sign", "e3m0", "fp32"]
 )
-def test_the_last_mean_moves_no_further_than_a_round(plan: Plan, most: float) -> None:
+def test_the_last_mean_moves_no_further_than_a_round(plan, most):
     """It is of what all have learned since their one anchor, and not of whole models."""
 
     async def anchor_of(lie: Lie | None) -> torch.Tensor:
@@ -202,7 +199,7 @@ def test_the_last_mean_moves_no_further_than_a_round(plan: Plan, most: float) ->
         assert (moved - honest).norm() <= most * honest.norm()
 
 
-async def test_a_replica_keeps_what_the_norm_limit_has_not_counted() -> None:
+async def test_a_replica_keeps_what_the_norm_limit_has_not_counted():
     """With exact codecs and one round, the anchor and the local parameters hold all of it."""
     problem = replace(FAR, far={"d": 6.0}, steps=3, plan=Plan(inner_steps=3, merge="keep"))
     learned = Synthetic(problem, "d")
@@ -219,7 +216,7 @@ async def test_a_replica_keeps_what_the_norm_limit_has_not_counted() -> None:
         assert 0.1 < share < 0.5
 
 
-async def test_a_trimmed_mean_stays_with_the_honest() -> None:
+async def test_a_trimmed_mean_stays_with_the_honest():
     """`d` pulls each value further than the honest do: with a trimmed mean by no more."""
 
     async def anchor_of(rounds: RoundConfig) -> torch.Tensor:
@@ -235,7 +232,7 @@ async def test_a_trimmed_mean_stays_with_the_honest() -> None:
     assert torch.dist(trimmed, honest) < torch.dist(start, honest) < torch.dist(taken, honest)
 
 
-async def test_a_peer_that_is_too_large_again_and_again_is_left_out_and_the_others_say_so() -> None:
+async def test_a_peer_that_is_too_large_again_and_again_is_left_out_and_the_others_say_so():
     problem = replace(FAR, steps=60)
     async with Swarm(problem, "abcd") as swarm:
         await swarm.ends_equal()
@@ -252,7 +249,7 @@ async def test_a_peer_that_is_too_large_again_and_again_is_left_out_and_the_othe
         assert torch.dist(with_d, honest) < torch.linalg.vector_norm(honest)
 
 
-async def test_a_peer_that_announces_less_than_it_sends_is_refused() -> None:
+async def test_a_peer_that_announces_less_than_it_sends_is_refused():
     def tap(passing: Passing) -> bytes:
         if not (passing.up and passing.source == "d" and passing.body == "header"):
             return passing.message

@@ -20,7 +20,7 @@ ANSWERED = {
 
 
 @pytest.mark.parametrize("kind", SWARMS)
-def test_spoiled_requests_and_answers_are_refused_and_training_goes_on(kind: str) -> None:
+def test_spoiled_requests_and_answers_are_refused_and_training_goes_on(kind):
     fuzz = run(swarm_under_fire(kind, random.Random(kind), EXECUTIONS[kind]))
     assert fuzz.defects == []
     assert {f"{method} answer" for method in ANSWERED[kind]} <= fuzz.executions.keys()
@@ -29,7 +29,7 @@ def test_spoiled_requests_and_answers_are_refused_and_training_goes_on(kind: str
 
 @pytest.mark.parametrize("name", READERS)
 @given(seed=st.integers(0, 2**32), garbage=st.binary(max_size=200))
-def test_spoiled_bytes_end_in_the_documented_error(name: str, seed: int, garbage: bytes) -> None:
+def test_spoiled_bytes_end_in_the_documented_error(name, seed, garbage):
     reader = READERS[name]
     for raw in (garbage, spoiled(random.Random(seed), reader.samples, reader.kind)):
         with suppress(*reader.errors):

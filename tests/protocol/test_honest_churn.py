@@ -58,7 +58,7 @@ async def churn(swarm: Swarm, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", [*range(FIRST, STOP), *FOUND])
-async def test_honest_peers_agree_again_and_blame_nobody(seed: int) -> None:
+async def test_honest_peers_agree_again_and_blame_nobody(seed):
     rng = random.Random(seed)
     names = "abcde"[: rng.randint(2, 5)]
     problem = Problem(

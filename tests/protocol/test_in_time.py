@@ -24,7 +24,7 @@ MOST_SLOW = 3  # rounds that take more than three times as long as usual
     # Among three, once for what it gives and once for what it takes.
     + [("ab", "contributes nothing"), ("ab", "reduces nothing")],
 )
-async def test_whoever_is_often_late_is_named_and_not_waited_for(others: str, lie: str) -> None:
+async def test_whoever_is_often_late_is_named_and_not_waited_for(others, lie):
     # That is slower than the floor.
     problem = replace(PROBLEM, rounds=RoundConfig()) if lie == "trickles" else PROBLEM
     async with Swarm(problem, [*others, "d"]) as swarm:
@@ -47,7 +47,7 @@ async def test_whoever_is_often_late_is_named_and_not_waited_for(others: str, li
             assert peer.of_kind("adopted") == peer.of_kind("round_failed") == []
 
 
-async def test_a_link_that_becomes_slow_is_waited_for() -> None:
+async def test_a_link_that_becomes_slow_is_waited_for():
     """What has begun to come is waited for, and in later rounds for as long as it took."""
     problem = replace(PROBLEM, layers=(40_000,), rounds=RoundConfig(floor_mbps=0.1))
     async with Swarm(problem, "abcd") as swarm:
@@ -59,7 +59,7 @@ async def test_a_link_that_becomes_slow_is_waited_for() -> None:
             assert {event["contributors"] for event in peer.of_kind("round")} == {4}
 
 
-async def test_a_peer_that_paused_is_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_peer_that_paused_is_waited_for_again(monkeypatch):
     """Its training stands still, and goes on."""
     monkeypatch.setattr(evidence, "_MARKED_S", 10.0)
     pace = dict(PROBLEM.step_s)
@@ -76,7 +76,7 @@ async def test_a_peer_that_paused_is_waited_for_again(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("others", ["abc", "a"])
-async def test_who_never_contributes_is_waited_for_once(others: str) -> None:
+async def test_who_never_contributes_is_waited_for_once(others):
     """Its training thread hangs, or it lies. A shard that it is to reduce goes to another."""
     pace = {**dict.fromkeys(others, 0.3), "d": 1e9}
     problem = Problem(plan=PROBLEM.plan, steps=1_000_000, step_s=pace)
@@ -89,7 +89,7 @@ async def test_who_never_contributes_is_waited_for_once(others: str) -> None:
         assert first.warned("d says that it trains")
 
 
-async def test_who_says_that_a_round_is_over_is_not_left_out() -> None:
+async def test_who_says_that_a_round_is_over_is_not_left_out():
     """One of two holds the other for gone, on a stranger's word, and goes on alone for a second."""
     problem = Problem(plan=PROBLEM.plan, steps=1_000_000, step_s=dict.fromkeys("ab", 0.01))
     async with Swarm(problem, "ab") as swarm:

@@ -18,7 +18,7 @@ from tests.protocol.virtual_time import run
 NAMES = "abcd"
 
 
-async def test_a_frozen_peer_is_fenced_and_catches_up() -> None:
+async def test_a_frozen_peer_is_fenced_and_catches_up():
     """As SIGSTOP for a third of a minute, amid a round's steps."""
     async with Swarm(steady(70), NAMES, at=2) as swarm:
         await swarm.sleep(1.23)
@@ -37,7 +37,7 @@ async def test_a_frozen_peer_is_fenced_and_catches_up() -> None:
             assert peer.of_kind("adopted") == []
 
 
-async def test_a_peer_whose_train_thread_is_busy_fetches_once() -> None:
+async def test_a_peer_whose_train_thread_is_busy_fetches_once():
     """As in a validation of minutes, while the others hold round after round."""
     step_s, frames = dict.fromkeys(NAMES, 0.5), list[str]()
 
@@ -60,7 +60,7 @@ async def test_a_peer_whose_train_thread_is_busy_fetches_once() -> None:
 
 
 @pytest.mark.parametrize("at_s", [2.6, 4.96, 5.04])
-async def test_a_late_joiner_adopts_and_ends_equal(at_s: float) -> None:
+async def test_a_late_joiner_adopts_and_ends_equal(at_s):
     async with Swarm(steady(30), "abc") as swarm:
         await swarm.sleep(at_s)
         await swarm.join("d", via="a")
@@ -72,7 +72,7 @@ async def test_a_late_joiner_adopts_and_ends_equal(at_s: float) -> None:
         assert swarm["a"].of_kind("round")[-1]["contributors"] == 4
 
 
-async def test_a_round_that_is_laid_out_without_a_joiner_is_the_others() -> None:
+async def test_a_round_that_is_laid_out_without_a_joiner_is_the_others():
     """It has computed before they have, but they have not agreed on it."""
     async with Swarm(replace(steady(30), step_s={"d": 0.001}), "abc") as swarm:
         await swarm.until(lambda: swarm["a"].versions >= (3,), 10)
@@ -86,7 +86,7 @@ async def test_a_round_that_is_laid_out_without_a_joiner_is_the_others() -> None
 
 
 @pytest.mark.parametrize(("seed", "at_s"), [(0, 0.3), (1, 1.3), (0, 2.2)])
-async def test_a_peer_joins_before_the_first_round_has_closed(seed: int, at_s: float) -> None:
+async def test_a_peer_joins_before_the_first_round_has_closed(seed, at_s):
     """Everyone is at version 0, but laid out over other groups; `b` is slow, so the round waits."""
     problem = Problem(steps=30, plan=Plan(inner_steps=10), step_s={"b": 0.3}, seed=seed)
     async with Swarm(problem, "ab") as swarm:
@@ -103,9 +103,7 @@ async def test_a_peer_joins_before_the_first_round_has_closed(seed: int, at_s: f
 
 
 @pytest.mark.parametrize(("others", "frozen_s"), [("ab", 60), ("a", 60)])
-async def test_a_joiner_that_sleeps_before_its_first_round_has_nothing_to_lose(
-    others: str, frozen_s: float
-) -> None:
+async def test_a_joiner_that_sleeps_before_its_first_round_has_nothing_to_lose(others, frozen_s):
     """Its own rounds have counted nobody, so it follows the others however far they have gone."""
     async with Swarm(steady(100_000), others, at=2) as swarm:
         joiner = await swarm.join("c", via=others)
@@ -118,14 +116,14 @@ async def test_a_joiner_that_sleeps_before_its_first_round_has_nothing_to_lose(
         assert swarm["a"].of_kind("adopted") == []
 
 
-async def test_a_peer_that_joins_a_finished_swarm_takes_its_state() -> None:
+async def test_a_peer_that_joins_a_finished_swarm_takes_its_state():
     async with Swarm(Problem(steps=6), "ab") as swarm:
         await swarm.until(lambda: swarm["a"].trainer.step >= 6, 10)
         await swarm.join("c", via="a")
         await swarm.ends_equal(versions=(2,))
 
 
-def test_too_few_peers_is_an_error_that_says_so() -> None:
+def test_too_few_peers_is_an_error_that_says_so():
     async def scenario() -> None:
         async with Swarm(Problem()) as swarm:
             await swarm.join("a", via=["nowhere"], min_peers=2)
@@ -165,7 +163,7 @@ async def ended(swarm: Swarm, name: str) -> PeersUnreachable:
         ("leave", Plan(inner_steps=50)),
     ],
 )
-async def test_the_first_peer_goes_before_a_joiner_is_a_member(how: str, plan: Plan) -> None:
+async def test_the_first_peer_goes_before_a_joiner_is_a_member(how, plan):
     async with Swarm(Problem(layers=(300, 200), plan=plan, steps=200)) as swarm:
         await swarm.join("a", via=())
         await swarm.sleep(1.0)
@@ -177,7 +175,7 @@ async def test_the_first_peer_goes_before_a_joiner_is_a_member(how: str, plan: P
 
 
 @pytest.mark.parametrize(("how", "others"), [("kill", ["c"]), ("freeze", []), ("leave", ["c"])])
-async def test_the_first_peer_goes_while_it_waits_for_more(how: str, others: list[str]) -> None:
+async def test_the_first_peer_goes_while_it_waits_for_more(how, others):
     """None of the joiners has anything of a run: it has not begun."""
     async with Swarm(Problem()) as swarm:
         await swarm.join("a", via=(), min_peers=4)
@@ -194,7 +192,7 @@ async def test_the_first_peer_goes_while_it_waits_for_more(how: str, others: lis
 
 
 @pytest.mark.parametrize(("how", "at_s"), [("kill", 0.0), ("kill", 0.5), ("leave", 0.2)])
-async def test_the_first_peer_goes_while_its_state_is_fetched(how: str, at_s: float) -> None:
+async def test_the_first_peer_goes_while_its_state_is_fetched(how, at_s):
     """On a slow link; the joiner has the state and goes on, or ends with a line."""
     async with Swarm(replace(steady(4000), layers=(200_000,)), delay_s=0.1) as swarm:
         await swarm.join("a", via=())
@@ -211,7 +209,7 @@ async def test_the_first_peer_goes_while_its_state_is_fetched(how: str, at_s: fl
     ("how", "plan"),
     [("kill", PRESETS["noloco"]), ("freeze", Plan(inner_steps=3)), ("leave", PRESETS["noloco"])],
 )
-async def test_a_joiner_that_holds_the_state_goes_on_alone(how: str, plan: Plan) -> None:
+async def test_a_joiner_that_holds_the_state_goes_on_alone(how, plan):
     """After a restart of both, from what they have saved."""
     async with Swarm(Problem(layers=(300, 200), plan=plan, steps=300), "ab") as swarm:
         await swarm.until(lambda: swarm["b"].versions >= (1,), 300)
@@ -227,7 +225,7 @@ async def test_a_joiner_that_holds_the_state_goes_on_alone(how: str, plan: Plan)
         await swarm.until(lambda: again.versions > before, LIMIT_S)
 
 
-async def test_a_peer_that_is_back_in_time_is_waited_for() -> None:
+async def test_a_peer_that_is_back_in_time_is_waited_for():
     async with Swarm(Problem()) as swarm:
         await swarm.join("a", via=(), min_peers=2)
         await swarm.sleep(1.0)
@@ -239,7 +237,7 @@ async def test_a_peer_that_is_back_in_time_is_waited_for() -> None:
         await swarm.ends_equal()
 
 
-async def test_who_waits_hashes_its_state_once_for_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_waits_hashes_its_state_once_for_a_group(monkeypatch):
     """And not at each look, twenty times a second."""
     hashed, state_hash = list[int](), wire.state_hash
 
@@ -255,7 +253,7 @@ async def test_who_waits_hashes_its_state_once_for_a_group(monkeypatch: pytest.M
         assert len(hashed) < 10
 
 
-async def test_an_address_that_says_nothing_holds_up_no_start() -> None:
+async def test_an_address_that_says_nothing_holds_up_no_start():
     """It may be one of a former life. Asking there takes six seconds, each time."""
     async with Swarm(Problem()) as swarm:
         swarm.network.close_port("nowhere", silent=True)
@@ -265,7 +263,7 @@ async def test_an_address_that_says_nothing_holds_up_no_start() -> None:
         await swarm.until(lambda: a.of_kind("started") != [], 1)
 
 
-async def test_how_long_a_joiner_waits_may_be_said() -> None:
+async def test_how_long_a_joiner_waits_may_be_said():
     async with Swarm(Problem()) as swarm:
         await swarm.join("a", via=(), min_peers=3, wait_s=300.0)
         await swarm.join("b", via="a", min_peers=None, wait_s=5.0)

@@ -11,7 +11,7 @@ from tests.protocol.problem import Problem, steady
 from tests.protocol.virtual_time import run
 
 
-async def test_peers_that_stay_draw_every_sample_once() -> None:
+async def test_peers_that_stay_draw_every_sample_once():
     problem = Problem(steps=130, plan=Plan(inner_steps=10))
     stream = SampleStream(id=1, block=20, length=990)
     async with DrawingSwarm(problem, stream, "abcd") as swarm:
@@ -34,14 +34,14 @@ async def test_peers_that_stay_draw_every_sample_once() -> None:
         "a leave before the kills are known",
     ],
 )
-def test_joins_leaves_and_kills_repeat_a_block_for_each_kill(churn: Churn) -> None:
+def test_joins_leaves_and_kills_repeat_a_block_for_each_kill(churn):
     counts = run(churn.run())
     assert counts.never == 0
     assert counts.once > churn.stream.length - 100
     assert counts.again <= churn.most_again
 
 
-async def test_a_peer_that_leaves_hands_on_the_rest_of_its_block() -> None:
+async def test_a_peer_that_leaves_hands_on_the_rest_of_its_block():
     stream = SampleStream(id=1, block=40, length=600)
     async with DrawingSwarm(steady(200), stream, "abc") as swarm:
         await swarm.until(lambda: len(swarm.samples["b"]) == 48, 60)  # the second, not its end
@@ -50,7 +50,7 @@ async def test_a_peer_that_leaves_hands_on_the_rest_of_its_block() -> None:
         assert swarm.counted(0) == Counts(never=0, once=600, again=0)
 
 
-async def test_a_peer_that_was_held_for_dead_gives_up_the_blocks_that_others_took() -> None:
+async def test_a_peer_that_was_held_for_dead_gives_up_the_blocks_that_others_took():
     """As SIGSTOP for a quarter of a minute: it counts as a crash."""
     stream = SampleStream(id=1, block=16, length=800)
     async with DrawingSwarm(steady(300), stream, "abcd") as swarm:
@@ -64,7 +64,7 @@ async def test_a_peer_that_was_held_for_dead_gives_up_the_blocks_that_others_too
         assert counts.again <= 2 * stream.block
 
 
-async def test_a_member_that_answers_no_lease_is_passed_over() -> None:
+async def test_a_member_that_answers_no_lease_is_passed_over():
     """It lives, contributes, and announces its own blocks, which changes nothing."""
     stream = SampleStream(id=1, block=8, length=100_000)
     async with DrawingSwarm(steady(10_000), stream, "abcd") as swarm:

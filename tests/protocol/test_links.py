@@ -3,7 +3,6 @@ again."""
 
 from dataclasses import replace
 from itertools import combinations
-from typing import Literal
 
 import pytest
 import torch
@@ -31,7 +30,7 @@ def _one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_one_chunk")
-async def test_a_link_cut_amid_a_contribution_resumes_and_counts_once() -> None:
+async def test_a_link_cut_amid_a_contribution_resumes_and_counts_once():
     async with Swarm(TWO_FRAMES, "abc") as swarm:
 
         def cut(passing: Passing) -> bytes:
@@ -49,7 +48,7 @@ async def test_a_link_cut_amid_a_contribution_resumes_and_counts_once() -> None:
 
 
 @pytest.mark.usefixtures("_one_chunk")
-async def test_a_link_cut_amid_a_reduction_resumes_at_its_offset() -> None:
+async def test_a_link_cut_amid_a_reduction_resumes_at_its_offset():
     async with Swarm(TWO_FRAMES, "abc") as swarm:
 
         def cut(passing: Passing) -> bytes:
@@ -66,7 +65,7 @@ async def test_a_link_cut_amid_a_reduction_resumes_at_its_offset() -> None:
 
 @pytest.mark.parametrize("frame", [1, 6, 12])
 @pytest.mark.parametrize(("peers", "cut_s"), [(2, 3.0), (4, 0.2)])
-async def test_short_cuts_at_any_time_change_nothing(peers: int, cut_s: float, frame: int) -> None:
+async def test_short_cuts_at_any_time_change_nothing(peers, cut_s, frame):
     """Shorter than it takes to declare a peer dead: nobody's contribution is missed."""
     names, seen = NAMES[:peers], 0
     async with Swarm(Problem(steps=6), names) as swarm:
@@ -84,7 +83,7 @@ async def test_short_cuts_at_any_time_change_nothing(peers: int, cut_s: float, f
         assert seen >= frame
 
 
-async def test_rounds_over_all_go_on_though_two_do_not_reach_each_other() -> None:
+async def test_rounds_over_all_go_on_though_two_do_not_reach_each_other():
     """Their shards are reduced by those whom everybody reaches, as soon as the cut is known."""
     async with Swarm(steady(40), NAMES) as swarm:
         await swarm.until(lambda: swarm["a"].versions[0] >= 2, 30)
@@ -95,7 +94,7 @@ async def test_rounds_over_all_go_on_though_two_do_not_reach_each_other() -> Non
             assert [event["contributors"] for event in peer.of_kind("round")] == 8 * [4]
 
 
-async def test_a_link_that_comes_and_goes_stops_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_link_that_comes_and_goes_stops_no_round(monkeypatch):
     """A round takes longer than the link is whole: what has begun elsewhere stays there, and the
     link is held for cut until it has been whole for a while."""
     problem = replace(TWO_FRAMES, layers=(4_800,), steps=15, plan=Plan(inner_steps=5))
@@ -125,7 +124,7 @@ async def test_a_link_that_comes_and_goes_stops_no_round(monkeypatch: pytest.Mon
 # ----------------------------------------------------------------------------------- partitions
 
 
-async def test_a_partition_heals_into_one_swarm() -> None:
+async def test_a_partition_heals_into_one_swarm():
     async with Swarm(steady(72), NAMES, at=2) as swarm:
         await swarm.sleep(0.31)
         swarm.cut("ab", "cd")
@@ -149,9 +148,7 @@ async def test_a_partition_heals_into_one_swarm() -> None:
 
 @pytest.mark.parametrize("after_s", [0.0, 1.6])
 @pytest.mark.parametrize("merge", ["reset", "keep"])
-async def test_a_peer_that_was_cut_off_goes_back_to_what_the_others_share(
-    merge: Literal["reset", "keep"], after_s: float
-) -> None:
+async def test_a_peer_that_was_cut_off_goes_back_to_what_the_others_share(merge, after_s):
     """It is faster, so that it is rounds ahead of the two others, who keep theirs."""
     problem = Problem(
         steps=200,
@@ -183,7 +180,7 @@ async def test_a_peer_that_was_cut_off_goes_back_to_what_the_others_share(
 # ------------------------------------------------------------------------------- what is learned
 
 
-async def test_what_a_failed_round_has_counted_is_not_counted_again() -> None:
+async def test_what_a_failed_round_has_counted_is_not_counted_again():
     """`a` cannot reach one reducer until its round has failed; the others count its other shards.
     Nor do the other two reach each other: else the shards would go to those that all reach.
 

@@ -2,11 +2,10 @@
 whom is told."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from murmuration.algorithms.plan import Exchange, Plan
+from murmuration.algorithms.plan import Plan
 from murmuration.worker.exchange.round_context import RoundConfig
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Peer, Swarm
@@ -33,7 +32,7 @@ def stalls(peer: Peer) -> list[float]:
 # ----------------------------------------------------------------------- peers of different tau
 
 
-async def test_peers_of_different_overlap_and_speed_end_with_equal_anchors() -> None:
+async def test_peers_of_different_overlap_and_speed_end_with_equal_anchors():
     shared = problem(0, step_s={"a": 0.05, "b": 0.3, "c": 0.1})
     async with Swarm(shared) as swarm:
         for name, tau in {"a": 0, "b": 2, "c": H}.items():
@@ -50,7 +49,7 @@ async def test_peers_of_different_overlap_and_speed_end_with_equal_anchors() -> 
             assert peer.refused == {}
 
 
-async def test_a_peer_of_another_overlap_joins_a_run_under_way() -> None:
+async def test_a_peer_of_another_overlap_joins_a_run_under_way():
     async with Swarm(problem(1, steps=10 * H), "ab") as swarm:
         await swarm.until(lambda: swarm["a"].versions[0] >= 3, 30)
         await swarm.join("c", via="a", problem=problem(H, steps=10 * H))
@@ -61,7 +60,7 @@ async def test_a_peer_of_another_overlap_joins_a_run_under_way() -> None:
 # ------------------------------------------------------------------------------ who is waited for
 
 
-def test_with_room_in_tau_nobody_waits() -> None:
+def test_with_room_in_tau_nobody_waits():
     async def scenario(tau: int) -> list[list[float]]:
         async with Swarm(problem(tau, step_s=dict.fromkeys("abc", STEP_S)), delay_s=0.05) as swarm:
             await swarm.start(*"abc")
@@ -87,9 +86,7 @@ def test_with_room_in_tau_nobody_waits() -> None:
     ],
     ids=["means", "pairs"],
 )
-def test_a_measured_overlap_grows_until_hardly_anybody_waits(
-    exchange: Exchange, special: dict[str, Any], left: float
-) -> None:
+def test_a_measured_overlap_grows_until_hardly_anybody_waits(exchange, special, left):
     """Means take some seven steps, and tau is one. A pair's round also takes what one of the two
     comes later."""
     fixed = Plan(inner_steps=12, fragments=3, overlap_steps=1, exchange=exchange, **special)
@@ -113,7 +110,7 @@ def test_a_measured_overlap_grows_until_hardly_anybody_waits(
         assert sum(shorter[half:]) < left * sum(waits[half:])
 
 
-async def test_a_slow_peer_is_named_by_those_who_wait_for_it() -> None:
+async def test_a_slow_peer_is_named_by_those_who_wait_for_it():
     slow = problem(1, step_s={"a": 0.1, "b": 0.1, "c": 0.5})
     async with Swarm(slow, "abc") as swarm:
         await swarm.ends_equal(versions=(5, 5, 4))
@@ -130,7 +127,7 @@ async def test_a_slow_peer_is_named_by_those_who_wait_for_it() -> None:
         assert sum(stalls(swarm["c"])) < 0.1 * sum(stalls(swarm["a"]))
 
 
-async def test_a_round_that_fails_is_put_down_to_the_reducer_that_did_not_answer() -> None:
+async def test_a_round_that_fails_is_put_down_to_the_reducer_that_did_not_answer():
     """Everybody reaches two of the others: nobody is given up for dead, and no shard can go to a
     peer that all reach."""
     impatient = RoundConfig(grace_s=2.0, slack_s=3.0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from murmuration.algorithms.plan import PRESETS, Plan
+from murmuration.algorithms.plan import PRESETS
 from murmuration.algorithms.schedule import Due
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
@@ -56,7 +56,7 @@ PLANS = {
     ("name", "peers"),
     [*((name, 5) for name in PLANS), ("noloco", 2), ("noloco", 4), ("streaming-noloco", 4)],
 )
-async def test_all_peers_end_with_the_state_of_the_reference(name: str, peers: int) -> None:
+async def test_all_peers_end_with_the_state_of_the_reference(name, peers):
     plan = PLANS[name]
     problem = Problem(layers=(211, 97, 150), plan=plan, steps=16)
     async with Swarm(problem, PEERS[:peers]) as swarm:
@@ -70,7 +70,7 @@ async def test_all_peers_end_with_the_state_of_the_reference(name: str, peers: i
 
 
 @pytest.mark.parametrize("preset", ["noloco", "streaming-noloco"])
-async def test_anchors_come_ahead_on_long_links_too(preset: str) -> None:
+async def test_anchors_come_ahead_on_long_links_too(preset):
     """Half a second there and back, and nothing comes for longer than that."""
     plan = replace(PRESETS[preset], inner_steps=20, fragments=1, consensus=False)
     steady = dict.fromkeys(PEERS, 0.5)
@@ -95,7 +95,7 @@ def damaged(said: GossipMessage) -> bytes:
 
 
 @pytest.mark.parametrize(("kind", "calls"), [("anchor frame", True), ("contribution frame", False)])
-async def test_a_damaged_frame_is_sent_again_within_the_round(kind: str, calls: bool) -> None:
+async def test_a_damaged_frame_is_sent_again_within_the_round(kind, calls):
     async with Swarm(PROBLEM, "abcd") as swarm:
         swarm.tap = first(
             lambda said: said.kind == kind and (said.speaker < said.listener) is calls, damaged
@@ -119,7 +119,7 @@ def nan(said: GossipMessage) -> bytes:
 
 
 @pytest.mark.parametrize("calls", [True, False], ids=["who calls", "who is called"])
-async def test_a_contribution_that_does_not_fit_costs_the_pair_that_round(calls: bool) -> None:
+async def test_a_contribution_that_does_not_fit_costs_the_pair_that_round(calls):
     """At once, not at a deadline: it would be the same the next time."""
     async with Swarm(PROBLEM, "abcd") as swarm:
         pair: list[str] = []
@@ -151,7 +151,7 @@ SIX_STEPS = replace(
 
 @pytest.mark.usefixtures("brief_end")
 @pytest.mark.parametrize("plan", [NOLOCO, SIX_STEPS], ids=["noloco", "streaming-noloco"])
-async def test_a_round_that_is_skipped_as_soon_as_it_has_begun_is_over(plan: Plan) -> None:
+async def test_a_round_that_is_skipped_as_soon_as_it_has_begun_is_over(plan):
     """The word comes amid the step after which both begin it: too late to be heeded before."""
     problem = Problem((300, 200), plan=plan, steps=60, step_s=dict.fromkeys("ab", 0.5))
     schedule = plan.schedule(fragments=plan.fragments, steps=60)
@@ -181,7 +181,7 @@ ROUNDS = 4
 
 @pytest.mark.usefixtures("brief_end")
 @pytest.mark.parametrize(("plan", "peers"), [(SLOW, "abcd"), (NOLOCO, "abcde"), (THREES, "abcd")])
-async def test_a_link_cut_for_good_costs_the_pair_one_round(plan: Plan, peers: str) -> None:
+async def test_a_link_cut_for_good_costs_the_pair_one_round(plan, peers):
     """From then on each meets others: nobody waits, and nobody sits out who would not anyway."""
     async with Swarm(steady(ROUNDS * plan.inner_steps, plan), peers) as swarm:
         pair: list[str] = []
@@ -211,7 +211,7 @@ def cuts_known_to(peer: Peer) -> dict[object, object]:
 
 
 @pytest.mark.usefixtures("brief_end")
-async def test_a_link_that_heals_is_used_again() -> None:
+async def test_a_link_that_heals_is_used_again():
     async with Swarm(steady(140, SLOW), "abcd") as swarm:
         swarm.cut("a", "b")
         await swarm.until(lambda: cuts_known_to(swarm["c"]) == {"a": ["b"], "b": ["a"]}, 20)

@@ -56,9 +56,7 @@ pytestmark = pytest.mark.usefixtures("brief_end")
         ("staged", "listener", 5),
     ],
 )
-async def test_a_partner_killed_amid_an_exchange_costs_that_pair_one_round(
-    kind: str, victim: str, peers: int
-) -> None:
+async def test_a_partner_killed_amid_an_exchange_costs_that_pair_one_round(kind, victim, peers):
     async with Swarm(steady(80, SLOW), "abcde"[:peers]) as swarm:
         pair: list[str] = []
 
@@ -75,7 +73,7 @@ async def test_a_partner_killed_amid_an_exchange_costs_that_pair_one_round(
             assert peer.versions == (4,)
 
 
-async def test_a_peer_that_dies_between_rounds_is_missed_in_one_round_at_most() -> None:
+async def test_a_peer_that_dies_between_rounds_is_missed_in_one_round_at_most():
     """Its anchor has gone ahead to the partner of the next round."""
     async with Swarm(steady(80, SLOW), "abcde") as swarm:
         await swarm.until(lambda: swarm["a"].versions == (2,), 30)
@@ -89,7 +87,7 @@ async def test_a_peer_that_dies_between_rounds_is_missed_in_one_round_at_most() 
 
 
 @EACH
-async def test_a_peer_frozen_for_a_while_comes_back_where_the_others_are(plan: Plan) -> None:
+async def test_a_peer_frozen_for_a_while_comes_back_where_the_others_are(plan):
     async with Swarm(steady(84, plan), "abcd") as swarm:
         await swarm.until(lambda: swarm["a"].versions[0] == 2, 30)
         await swarm.sleep(0.7)
@@ -134,7 +132,7 @@ LIES = {
     # Of two nobody knows which one is slow.
     [*(("abc", lie) for lie in LIES), ("a", "never answers"), ("a", "contributes nothing")],
 )
-async def test_a_partner_that_is_often_late_is_drawn_no_more(others: str, lie: str) -> None:
+async def test_a_partner_that_is_often_late_is_drawn_no_more(others, lie):
     async with Swarm(Problem(plan=NOLOCO, steps=1_000_000), [*others, "d"], at=4) as swarm:
         LIES[lie](swarm["d"].node)
         await swarm.until(lambda: "d" in swarm["a"].node.gossip.view.cut_off, 40)
@@ -148,9 +146,7 @@ async def test_a_partner_that_is_often_late_is_drawn_no_more(others: str, lie: s
 
 
 @pytest.mark.parametrize(("plan", "within_s"), [(NOLOCO, 30), (STREAMING, 12)])
-async def test_one_of_eight_that_is_late_is_named_by_those_that_met_it(
-    plan: Plan, within_s: float
-) -> None:
+async def test_one_of_eight_that_is_late_is_named_by_those_that_met_it(plan, within_s):
     """Each of them meets it in few rounds, and nobody else is named."""
     problem = Problem(layers=(300, 200), plan=plan, steps=1_000_000)
     async with Swarm(problem, "abcdefgh") as swarm:
@@ -180,7 +176,7 @@ async def test_one_of_eight_that_is_late_is_named_by_those_that_met_it(
         ("contribution frame", False, KEEP),
     ],
 )
-def test_a_stream_that_breaks_goes_on_where_it_was(kind: str, calls: bool, plan: Plan) -> None:
+def test_a_stream_that_breaks_goes_on_where_it_was(kind, calls, plan):
     """No byte of a payload arrives twice, and all end where the reference does."""
 
     async def scenario() -> int:
@@ -220,7 +216,7 @@ async def until_the_reference(swarm: Swarm) -> int:
     return sum(peer.payload_received_bytes for peer in swarm.alive)
 
 
-async def test_what_two_generals_cannot_settle() -> None:
+async def test_what_two_generals_cannot_settle():
     """`a` has heard that `b` holds everything, and its own word is lost, as is the link.
 
     Then `a` has applied the round and `b` has not; `b` keeps its anchor and its local parameters,
@@ -262,7 +258,7 @@ async def test_what_two_generals_cannot_settle() -> None:
 
 
 @pytest.mark.parametrize("calls", [True, False])
-async def test_the_last_word_is_said_again_if_the_link_comes_back(calls: bool) -> None:
+async def test_the_last_word_is_said_again_if_the_link_comes_back(calls):
     """Whoever has applied the round repeats what it said, so that the other applies it too."""
     async with Swarm(steady(25), "abcd") as swarm:
 
@@ -284,7 +280,7 @@ async def test_the_last_word_is_said_again_if_the_link_comes_back(calls: bool) -
     [(NOLOCO, 7.6), (STREAMING, 5.3), (KEEP, 5.3)],
     ids=["noloco", "streaming-noloco", "keep"],
 )
-async def test_a_late_joiner_starts_from_a_neighbours_anchors(plan: Plan, at_s: float) -> None:
+async def test_a_late_joiner_starts_from_a_neighbours_anchors(plan, at_s):
     async with Swarm(steady(60, plan), "abc") as swarm:
         await swarm.sleep(at_s)
         await swarm.join("d", via="a")
@@ -301,7 +297,7 @@ async def test_a_late_joiner_starts_from_a_neighbours_anchors(plan: Plan, at_s: 
             assert len(failures_of(peer)) <= len(peer.versions)
 
 
-async def test_membership_that_changes_after_the_anchor_was_sent_ahead_lays_new_pairs() -> None:
+async def test_membership_that_changes_after_the_anchor_was_sent_ahead_lays_new_pairs():
     """In time for everyone to hear of it before the round: then it costs nobody anything."""
     problem = steady(60, replace(NOLOCO, inner_steps=15))
     async with Swarm(problem, "abc") as swarm:
@@ -322,7 +318,7 @@ async def test_membership_that_changes_after_the_anchor_was_sent_ahead_lays_new_
 # ---------------------------------------------------------------------------------------- the end
 
 
-async def test_peers_that_finish_at_different_times_do_not_hold_each_other_up() -> None:
+async def test_peers_that_finish_at_different_times_do_not_hold_each_other_up():
     problem = replace(steady(40), step_s={"a": 0.5, "b": 0.5, "c": 0.5, "d": 0.55})
     async with Swarm(problem, "abcd") as swarm:
         await swarm.finished()

@@ -117,21 +117,21 @@ CASES: dict[str, tuple[Messages, int, str]] = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_is_refused_and_leaves_no_trace(made: Reducing, case: tuple[Messages, int, str]) -> None:
+def test_is_refused_and_leaves_no_trace(made, case):
     messages, code, reason = case
     refusal = refusal_of(made, messages(made))
     assert refusal.code == code
     assert reason in refusal.reason
 
 
-def test_one_nan_among_many_values_is_found_wherever_it_is(made: Reducing) -> None:
+def test_one_nan_among_many_values_is_found_wherever_it_is(made):
     for at in range(0, BYTES, 4):
         values = encoded(ord("d"))
         values[at : at + 4] = struct.pack("<f", float("nan"))
         assert "NaN" in refusal_of(made, payload(values)(made)).reason
 
 
-def test_every_flipped_bit_is_found(made: Reducing) -> None:
+def test_every_flipped_bit_is_found(made):
     """Bits of the whole message: payload, offset, hash, lengths and tags."""
     frame = frame_of(PAYLOAD)
     for bit in range(8 * len(frame)):
@@ -141,11 +141,11 @@ def test_every_flipped_bit_is_found(made: Reducing) -> None:
         assert refusal.code in (INVALID, AGAIN)
 
 
-def test_a_redirect_names_who_ranks_above(made: Reducing) -> None:
+def test_a_redirect_names_who_ranks_above(made):
     assert made.answer(ShardKey(0, 0, 1)) == "to b"
 
 
-def test_a_round_to_come_is_held_and_then_refused(made: Reducing) -> None:
+def test_a_round_to_come_is_held_and_then_refused(made):
     stream = made.offer(key=ShardKey(0, 1, 0))
     made.tick(ROUND_S - 1)
     assert stream.told == []
@@ -153,7 +153,7 @@ def test_a_round_to_come_is_held_and_then_refused(made: Reducing) -> None:
     assert stream.told == ["pruned"]
 
 
-def test_a_pruned_round_is_refused_by_where_the_reducer_is() -> None:
+def test_a_pruned_round_is_refused_by_where_the_reducer_is():
     with on_a_loop() as clock:
         stream = Reducing(clock, version=9).offer()
         assert stream.told == ["pruned"]

@@ -1,7 +1,6 @@
 """A peer that can only dial out is a member through its relays, and they may die."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -48,9 +47,7 @@ class HomeRouter(UpnpRouter):
 
 
 @pytest.mark.parametrize("leads", [True, False], ids=["open", "in-vain"])
-async def test_a_port_of_the_router_comes_before_relays(
-    leads: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_port_of_the_router_comes_before_relays(leads, monkeypatch):
     monkeypatch.setattr(router_port, "_AGAIN_S", 15.0)
     async with Swarm(steady(80)) as swarm:
         swarm.router = router = HomeRouter(swarm.network, leads)
@@ -70,7 +67,7 @@ async def test_a_port_of_the_router_comes_before_relays(
     assert not router.opened
 
 
-async def test_two_that_nobody_can_dial_reach_each_other() -> None:
+async def test_two_that_nobody_can_dial_reach_each_other():
     """Calls to one are refused, those to the other are lost."""
     async with Swarm(steady(50), "ab") as swarm:
         await swarm.sleep(2)
@@ -86,7 +83,7 @@ async def test_two_that_nobody_can_dial_reach_each_other() -> None:
             assert peer.of_kind("round")[-1]["contributors"] == 4
 
 
-async def test_a_relay_that_dies_is_replaced_amid_rounds(tmp_path: Path) -> None:
+async def test_a_relay_that_dies_is_replaced_amid_rounds(tmp_path):
     async with Swarm(steady(60), "abc", authority=Authority.make(tmp_path)) as swarm:
         swarm.network.close_port("d")
         await swarm.join("d", via="a", min_peers=2)
@@ -101,7 +98,7 @@ async def test_a_relay_that_dies_is_replaced_amid_rounds(tmp_path: Path) -> None
         assert swarm["d"].of_kind("round")[-1]["contributors"] == 3
 
 
-async def test_a_second_relay_is_found_once_it_can_be_reached() -> None:
+async def test_a_second_relay_is_found_once_it_can_be_reached():
     async with Swarm(steady(200), "ab") as swarm:
         swarm.network.close_port("d")
         swarm.network.cut("b", "d")
@@ -111,7 +108,7 @@ async def test_a_second_relay_is_found_once_it_can_be_reached() -> None:
         await swarm.until(lambda: relays_of(swarm["d"]) == ["a", "b"], 60)
 
 
-async def test_a_relayed_peer_says_so_of_itself_and_relays_for_nobody() -> None:
+async def test_a_relayed_peer_says_so_of_itself_and_relays_for_nobody():
     async with Swarm(steady(300), "a") as swarm:
         swarm.network.close_port("c")
         await swarm.join("c", via="a", min_peers=2)
@@ -127,8 +124,8 @@ async def test_a_relayed_peer_says_so_of_itself_and_relays_for_nobody() -> None:
 
 
 async def test_a_relay_that_refuses_dials_is_replaced_though_it_keeps_the_reservation(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(choice, "TRY_S", 4.0)
     async with Swarm(steady(10**6), "abc") as swarm:
         swarm.network.close_port("d")
@@ -141,7 +138,7 @@ async def test_a_relay_that_refuses_dials_is_replaced_though_it_keeps_the_reserv
 
 
 @pytest.mark.parametrize("address", ["a", "b;a", "b@a"])
-async def test_a_relay_cannot_take_over_the_reservation_of_another(address: str) -> None:
+async def test_a_relay_cannot_take_over_the_reservation_of_another(address):
     async def lies(stream: Stream) -> None:
         await received(stream, 10)
         await stream.send(message(opened=pb.RelayOpened(peer="b", address=address)))

@@ -67,7 +67,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_one_fragment(case: Case) -> None:
+def test_one_fragment(case):
     failed = frozenset({0}) if case.failed else frozenset()
     repair = choose((case.mine,), donor("b", (case.theirs,)), failed=failed)
     assert (repair is not None) is case.repaired
@@ -76,7 +76,7 @@ def test_one_fragment(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_of_two_peers_never_both_repair(case: Case) -> None:
+def test_of_two_peers_never_both_repair(case):
     """Else they would swap states for ever."""
     both = frozenset({0})
     here = choose((case.mine,), donor("b", (case.theirs,)), failed=both)
@@ -114,17 +114,17 @@ ONE, FOUR = ((4, 3, 7),), ((4, 3, 7),) * 4
     ],
 )
 def test_whose_state_is_fetched(
-    mine: Digests,
-    failed: set[int],
-    donors: list[Member],
-    chosen: tuple[str, tuple[int, ...]] | None,
-) -> None:
+    mine,
+    failed,
+    donors,
+    chosen,
+):
     for members in (donors, donors[::-1]):
         repair = choose(mine, *members, failed=frozenset(failed))
         assert (repair and (repair.donor.peer, repair.fragments)) == chosen
 
 
-def test_the_state_that_more_peers_hold_is_fetched() -> None:
+def test_the_state_that_more_peers_hold_is_fetched():
     """One peer alone cannot outweigh two by a number of contributors."""
     repair = choose(((4, 4096, 9),), donor("a", ONE), donor("c", ONE), me="d")
     assert repair is not None
@@ -150,11 +150,11 @@ MINE = ((4, 2, 0), (3, 2, 0))
     ("versions", "step"),
     [((6, 5), 40), ((9, 9), 40), ((6, 4), None), ((5, 5), None), ((4, 3), None)],
 )
-def test_two_rounds_ahead_in_all_is_far_ahead(versions: tuple[int, ...], step: int | None) -> None:
+def test_two_rounds_ahead_in_all_is_far_ahead(versions, step):
     assert step_seen(MINE, at_step(40, *versions)) == step
 
 
-def test_most_of_the_others_must_be_far_ahead() -> None:
+def test_most_of_the_others_must_be_far_ahead():
     ahead, beside = at_step(40, 8, 7), at_step(20, 4, 3)
     assert step_seen(MINE, ahead, beside) is None
     assert step_seen(MINE, ahead, beside, at_step(43, 8, 8)) == 43
@@ -167,11 +167,11 @@ def test_most_of_the_others_must_be_far_ahead() -> None:
     [{"health": Health.SUSPECT}, {"health": Health.LEFT}, {"phase": Phase.DONE}],
     ids=["in doubt", "left", "done"],
 )
-def test_only_who_trains_here_and_now_says_where_to_go_on(changes: dict[str, object]) -> None:
+def test_only_who_trains_here_and_now_says_where_to_go_on(changes):
     assert step_seen(MINE, at_step(40, 8, 7, **changes)) is None
 
 
-def test_a_peer_with_other_fragments_says_nothing() -> None:
+def test_a_peer_with_other_fragments_says_nothing():
     assert step_seen(MINE, at_step(40, 8)) is None
     assert step_seen(MINE) is None
 
@@ -181,7 +181,7 @@ def test_a_peer_with_other_fragments_says_nothing() -> None:
     [(at_step(20, 4, 3), None), (at_step(20, 5, 3), None), (at_step(20, 5, 4), 43)],
     ids=["beside", "beside in one fragment", "past it"],
 )
-def test_nobody_leaves_a_partner_that_is_no_further(partner: Member, step: int | None) -> None:
+def test_nobody_leaves_a_partner_that_is_no_further(partner, step):
     mine, ahead = [Digest(*each) for each in MINE], (at_step(40, 8, 7), at_step(43, 8, 8))
     assert step_of_the_others(mine, (*ahead, partner)) == 43
     assert step_of_the_others(mine, (*ahead, partner), {partner.peer}) == step
@@ -200,7 +200,7 @@ def going_back(
     return choose_return([digest], members, lambda _, version: own.get(version, 0), ended=ended)
 
 
-def test_a_peer_that_went_on_alone_goes_back_to_what_most_share() -> None:
+def test_a_peer_that_went_on_alone_goes_back_to_what_most_share():
     others = [donor("c", ((5, 2, 7),)), donor("b", ((5, 2, 7),))]
     repair = going_back(*others, own={5: 8})
     assert repair is not None
@@ -220,19 +220,19 @@ def test_a_peer_that_went_on_alone_goes_back_to_what_most_share() -> None:
         ((), {5: 8}, "nobody"),
     ],
 )
-def test_else_it_stays(members: Digests, own: dict[int, int], why: str) -> None:
+def test_else_it_stays(members, own, why):
     others = [donor(f"p{place}", (digest,)) for place, digest in enumerate(members)]
     assert going_back(*others, own=own) is None, why
 
 
-def test_a_smaller_side_goes_back_as_well() -> None:
+def test_a_smaller_side_goes_back_as_well():
     others = [donor(name, ((5, 2, 7),)) for name in "cde"]
     repair = going_back(donor("b", ((9, 2, 99),)), *others, own={5: 8})
     assert repair is not None
     assert repair.donor.peer == "c"
 
 
-def test_at_the_end_a_peer_that_is_ahead_of_most_goes_back() -> None:
+def test_at_the_end_a_peer_that_is_ahead_of_most_goes_back():
     """Nobody comes to where it is any more."""
     others = [donor(name, ((8, 2, 7),), phase=Phase.DONE) for name in "bc"]
     assert going_back(*others, own={8: 7}) is None
@@ -255,7 +255,7 @@ TRAINS, ENDED, WAITS = (
 )
 
 
-def test_those_that_have_contributed_have_a_say_whatever_others_say() -> None:
+def test_those_that_have_contributed_have_a_say_whatever_others_say():
     everyone = [*TRAINS, *ENDED, *WAITS]
     assert voters(*everyone, contributors="bdfz") == ("bdf", True)
     assert voters(*everyone, contributors="z") == ("bc", True)
@@ -263,7 +263,7 @@ def test_those_that_have_contributed_have_a_say_whatever_others_say() -> None:
     assert voters(donor("b", ((5, 2, 7),), Health.SUSPECT), contributors="b") == ("", True)
 
 
-def test_a_first_time_joiner_has_none() -> None:
+def test_a_first_time_joiner_has_none():
     fresh = {"mine": ((0, 0, 1),), "phase": Phase.READY}
     assert voters(*TRAINS, *ENDED, **fresh) == ("bc", False)
     assert voters(*WAITS, **fresh) == ("fg", False)
@@ -272,7 +272,7 @@ def test_a_first_time_joiner_has_none() -> None:
     assert voters(*TRAINS, contributors="b", phase=Phase.READY) == ("b", False)
 
 
-def test_which_votes_are_enough() -> None:
+def test_which_votes_are_enough():
     """Of six with this peer: held by so many, with so many that stay, and so many undecided."""
     among = Electorate(tuple(donor(name, ((5, 2, 7),)) for name in "bcdef"), True, known=True)
     for holders, keepers, undecided, majority, enough, lost in (
@@ -298,7 +298,7 @@ def test_which_votes_are_enough() -> None:
         (["A1 A2", "A1 B2"], 1),
     ],
 )
-def test_how_many_are_on_one_way(states: list[str], most: int) -> None:
+def test_how_many_are_on_one_way(states, most):
     """A way is a letter. What a peer has had are all versions up to its own; 0 is that of all."""
     at, had = {}, {}
     for peer, each in enumerate(states):

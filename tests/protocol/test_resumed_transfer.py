@@ -110,7 +110,7 @@ async def fetched(
 
 @pytest.mark.parametrize("silent", [False, True], ids=["breaks off", "silent"])
 @pytest.mark.parametrize("before", [0, 1, 4, FRAMES])
-def test_only_what_is_missing_comes_from_the_next_donor(before: int, silent: bool) -> None:
+def test_only_what_is_missing_comes_from_the_next_donor(before, silent):
     frames, states = run(fetched(Donor(state(0), before, silent=silent), Donor(state(0))))
     assert frames == [before, FRAMES - before]
     assert isinstance(states, dict)
@@ -118,14 +118,14 @@ def test_only_what_is_missing_comes_from_the_next_donor(before: int, silent: boo
     assert states[0].hash == state(0).hash
 
 
-def test_another_state_begins_anew() -> None:
+def test_another_state_begins_anew():
     frames, states = run(fetched(Donor(state(0), 4), Donor(state(1))))
     assert frames == [4, FRAMES]
     assert isinstance(states, dict)
     assert states[0].hash == state(1).hash
 
 
-def test_a_part_that_does_not_fit_costs_the_whole_once() -> None:
+def test_a_part_that_does_not_fit_costs_the_whole_once():
     """Nobody knows which donor has lied, so nothing is kept of either."""
     liar = Donor(state(0), spoils=True)
     frames, states = run(fetched(Donor(state(0), 4), liar, Donor(state(0))))
@@ -144,9 +144,7 @@ def test_a_part_that_does_not_fit_costs_the_whole_once() -> None:
         ((100, 100, "a liar"), "fragment 0 is damaged"),
     ],
 )
-def test_several_donors_give_chunks_at_once(
-    donors: tuple[int | str, ...], given: list[int] | str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_donors_give_chunks_at_once(donors, given, monkeypatch):
     """Frames after which each breaks off, and which each has given."""
     monkeypatch.setattr(state_transfer, "CHUNK_BYTES", 1 << 20)
     other = {"another state": Donor(state(1)), "a liar": Donor(state(0), spoils=True)}
@@ -161,9 +159,7 @@ def test_several_donors_give_chunks_at_once(
 
 
 @pytest.mark.parametrize("lies", [False, True], ids=["honest", "liar"])
-async def test_a_joiner_fetches_chunks_from_all_that_hold_a_state(
-    lies: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_joiner_fetches_chunks_from_all_that_hold_a_state(lies, monkeypatch):
     """And all of it from the donor where a chunk does not fit. None is blamed, for nobody knows."""
     monkeypatch.setattr(state_transfer, "CHUNK_BYTES", 1 << 12)
     plan = Plan(inner_steps=40, fragments=2)
@@ -208,7 +204,7 @@ class Mute:
 
 
 @pytest.mark.parametrize("joins", [True, False], ids=["a joiner", "a repair"])
-async def test_a_donor_that_says_nothing_is_set_aside(joins: bool) -> None:
+async def test_a_donor_that_says_nothing_is_set_aside(joins):
     """And another gives its state. It lives, and answers all else."""
     silent: list[str] = []
     async with Swarm(steady(100_000), "abc" if joins else "abcd", at=2) as swarm:

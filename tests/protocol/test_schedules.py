@@ -11,7 +11,6 @@ from random import Random
 
 import pytest
 
-from murmuration.algorithms.plan import Merge
 from murmuration.worker.membership import Health
 from murmuration.worker.simulation.scenario import Crash, Freeze
 from tests.support.faulty_swarm import BrittleStreams, Delay, Doubt, Fault, Late
@@ -73,13 +72,13 @@ def failures(run: Run) -> int:
 
 
 @pytest.mark.parametrize("way_s", [1.35, 2.0])
-def test_nobody_behind_a_slow_link_is_taken_for_a_liar(way_s: float) -> None:
+def test_nobody_behind_a_slow_link_is_taken_for_a_liar(way_s):
     """The second is later than is waited for, so that each passes the other over as a reducer."""
     assert not [*violations(play(4, (Delay(0, 1, 0.0, 60.0, way_s),), rounds=5))]
 
 
 @pytest.mark.parametrize("kinds", [(), (breaking,)], ids=["undisturbed", "streams break"])
-def test_everyone_counts_everyone(kinds: tuple[Kind, ...]) -> None:
+def test_everyone_counts_everyone(kinds):
     for run in runs(*kinds):
         assert len(run.record.outcomes) == ROUNDS * len(run.peers)
         assert not failures(run)
@@ -88,31 +87,31 @@ def test_everyone_counts_everyone(kinds: tuple[Kind, ...]) -> None:
             assert len(answer.contributors) == len(run.peers)
 
 
-def test_a_straggler_is_late_and_takes_the_answer() -> None:
+def test_a_straggler_is_late_and_takes_the_answer():
     """The others close without it, and it applies what they applied."""
     for run in runs(late):
         assert not failures(run)
         assert not run.disagrees
 
 
-def test_survivors_of_a_crash_finish() -> None:
+def test_survivors_of_a_crash_finish():
     played = runs(crash, breaking)
     assert all(peer.done for run in played for peer in run.live)
     assert not any(failures(run) for run in played if not run.disagrees)
     assert sum(run.disagrees for run in played) <= 0.05 * SCHEDULES
 
 
-def test_who_dies_while_it_stands_still_stays_dead() -> None:
+def test_who_dies_while_it_stands_still_stays_dead():
     run = play(4, (Freeze(1, 1.0, 9.0), Crash(1, 2.0)), rounds=6)
     assert list(violations(run)) == []
     assert not run.swarm.view(0).live("p00001")
 
 
-def test_wrong_suspicions_stop_nobody() -> None:
+def test_wrong_suspicions_stop_nobody():
     assert sum(run.disagrees for run in runs(suspicions)) <= 0.2 * SCHEDULES
 
 
-def test_wrongly_declared_deaths_stop_nobody() -> None:
+def test_wrongly_declared_deaths_stop_nobody():
     played = runs(false_deaths)
     assert sum(run.disagrees for run in played) <= 0.5 * SCHEDULES
     outcomes = sum(len(run.record.outcomes) for run in played)
@@ -121,7 +120,7 @@ def test_wrongly_declared_deaths_stop_nobody() -> None:
 
 @pytest.mark.parametrize(("codec", "merge"), [("fp32", "reset"), ("sign", "keep")])
 @pytest.mark.parametrize(("seeds", "shuffled"), [(range(3), False), (range(20, 23), True)])
-def test_random_plans_of_faults(seeds: range, codec: str, merge: Merge, shuffled: bool) -> None:
+def test_random_plans_of_faults(seeds, codec, merge, shuffled):
     """Every element of every pseudo-gradient counts once, or is kept: see `accounts`."""
     for seed in seeds:
         played = random_run(seed, codec, merge, shuffled=shuffled)
@@ -134,5 +133,5 @@ def test_random_plans_of_faults(seeds: range, codec: str, merge: Merge, shuffled
     [36598, 63203, 88361],
     ids=["the last contribution is withdrawn", "the group dies", "and others doubt"],
 )
-def test_plans_that_were_violated(seed: int) -> None:
+def test_plans_that_were_violated(seed):
     assert list(violations(random_run(seed))) == []

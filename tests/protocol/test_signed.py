@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,7 +57,7 @@ def seen(swarm: Swarm, by: str, peer: str) -> Member:
     return swarm[by].node.gossip.view.members[peer]
 
 
-async def test_a_swarm_that_signs_trains_as_one_that_does_not(tmp_path: Path) -> None:
+async def test_a_swarm_that_signs_trains_as_one_that_does_not(tmp_path):
     async with Swarm(Problem(steps=30), "abc", authority=Authority.make(tmp_path), at=2) as swarm:
         await swarm.join("d", via=["c"])
         await swarm.ends_equal()
@@ -89,7 +88,7 @@ FORGERIES: dict[str, Callable[[pb.Member], object]] = {
 
 
 @pytest.mark.parametrize("forgery", FORGERIES)
-async def test_words_of_another_are_refused_unless_signed(tmp_path: Path, forgery: str) -> None:
+async def test_words_of_another_are_refused_unless_signed(tmp_path, forgery):
     async with Swarm(steady(60), "ab", authority=Authority.make(tmp_path), at=1) as swarm:
         mallory = Mallory(swarm, swarm.authority.new_identity(Role.PEER, "mallory"))
         card = await mallory.member("b")
@@ -112,7 +111,7 @@ def _signed_by(mallory: Mallory, member: pb.Member) -> pb.Member:
 
 
 @pytest.mark.parametrize("word", [pb.HEALTH_LEFT, pb.HEALTH_DEAD, pb.HEALTH_SUSPECT])
-async def test_one_member_cannot_end_another(tmp_path: Path, word: "pb.Health.ValueType") -> None:
+async def test_one_member_cannot_end_another(tmp_path, word):
     """Again and again: the accused is in each round, and the status names who accuses it."""
     async with Swarm(steady(60), "abc", authority=Authority.make(tmp_path), at=1) as swarm:
         mallory = Mallory(swarm, swarm.authority.new_identity(Role.PEER, "mallory"))
@@ -130,7 +129,7 @@ async def test_one_member_cannot_end_another(tmp_path: Path, word: "pb.Health.Va
         assert {event["contributors"] for event in rounds} == {3}
 
 
-async def test_a_replay_is_old_after_a_restart_too(tmp_path: Path) -> None:
+async def test_a_replay_is_old_after_a_restart_too(tmp_path):
     async with Swarm(steady(100), "abc", authority=Authority.make(tmp_path), at=1) as swarm:
         mallory = Mallory(swarm, swarm.authority.new_identity(Role.PEER, "mallory"))
         old = await mallory.member("b")
@@ -166,7 +165,7 @@ CANNOT_BE: dict[str, dict[str, Any]] = {
 }
 
 
-async def test_words_that_cannot_be_are_refused_though_they_are_signed(tmp_path: Path) -> None:
+async def test_words_that_cannot_be_are_refused_though_they_are_signed(tmp_path):
     """Each for what is wrong with it; and a peer whose clock was wrong is believed once it is set
     right, though what it says then is older."""
     async with Swarm(steady(60), "ab", authority=Authority.make(tmp_path), at=1) as swarm:
@@ -183,7 +182,7 @@ async def test_words_that_cannot_be_are_refused_though_they_are_signed(tmp_path:
         await swarm.finished()
 
 
-async def test_a_message_costs_few_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_message_costs_few_checks(tmp_path, monkeypatch):
     """Whatever a member sends or answers: words of its own by the thousand, and certificates of
     nobody or of all that are known."""
     checked: list[str] = []
@@ -209,8 +208,8 @@ async def test_a_message_costs_few_checks(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 async def test_words_for_another_run_and_certificates_of_another_authority_count_for_nothing(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     authority, other = (Authority.make(tmp_path / name) for name in ("one", "other"))
     async with Swarm(steady(60), "ab", authority=authority, at=1) as swarm:
         elsewhere = Mallory(swarm, authority.new_identity(Role.PEER, "mallory"), run_id=7)
@@ -224,7 +223,7 @@ async def test_words_for_another_run_and_certificates_of_another_authority_count
         await swarm.finished()
 
 
-def test_who_is_heard_of_before_its_certificate_is_a_member_once_it_comes(tmp_path: Path) -> None:
+def test_who_is_heard_of_before_its_certificate_is_a_member_once_it_comes(tmp_path):
     """Of a hundred peers a reply has no room for all certificates: the rest is asked for."""
     authority = Authority.make(tmp_path)
     clock = [0.0]
@@ -248,7 +247,7 @@ def test_who_is_heard_of_before_its_certificate_is_a_member_once_it_comes(tmp_pa
     assert asked == 5, "nobody has it"
 
 
-def test_a_certificate_that_is_not_valid_by_this_machines_date_is_told_of(tmp_path: Path) -> None:
+def test_a_certificate_that_is_not_valid_by_this_machines_date_is_told_of(tmp_path):
     authority = Authority.make(tmp_path)
     told: list[str] = []
     reader = SignedWords(authority.new_identity(Role.PEER, "a"), 1, lambda: 0.0, told.append)
@@ -258,7 +257,7 @@ def test_a_certificate_that_is_not_valid_by_this_machines_date_is_told_of(tmp_pa
     assert "and this machine's clock says " in line
 
 
-async def test_nobody_answers_in_the_name_of_another(tmp_path: Path) -> None:
+async def test_nobody_answers_in_the_name_of_another(tmp_path):
     async with Swarm(Problem(steps=30), "abc", authority=Authority.make(tmp_path), at=2) as swarm:
         calls = swarm["b"].node.server.calls
         honest = calls[Method.GOSSIP]

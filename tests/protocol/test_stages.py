@@ -77,7 +77,7 @@ async def ends_as_one_process(swarm: StageSwarm) -> None:
     assert distance(swarm.whole(), expected.last) < 1e-5
 
 
-async def test_one_replica_a_stage_learns_what_a_single_process_does() -> None:
+async def test_one_replica_a_stage_learns_what_a_single_process_does():
     async with StageSwarm(StagedProblem(), 1) as swarm:
         await swarm.finished()
         expected = reference(swarm.problem, ["0a"])
@@ -91,7 +91,7 @@ async def test_one_replica_a_stage_learns_what_a_single_process_does() -> None:
                 assert swarm.counted(stage, iteration) == every
 
 
-async def test_a_cut_of_the_run_learns_what_a_single_process_does() -> None:
+async def test_a_cut_of_the_run_learns_what_a_single_process_does():
     cut = (3, 1, 2)
     problem = StagedProblem(count=3, cut=cut, layers=6, steps=3)
     async with StageSwarm(problem, 2) as swarm:
@@ -103,7 +103,7 @@ async def test_a_cut_of_the_run_learns_what_a_single_process_does() -> None:
             assert len(held) == cut[int(peer.name[0])]
 
 
-async def test_the_loss_told_is_that_of_the_whole_model() -> None:
+async def test_the_loss_told_is_that_of_the_whole_model():
     problem = StagedProblem(steps=1)
     async with StageSwarm(problem, 1) as swarm:
         await swarm.finished()
@@ -115,7 +115,7 @@ async def test_the_loss_told_is_that_of_the_whole_model() -> None:
 
 
 @pytest.mark.parametrize("routing", ["full", "random"])
-async def test_two_replicas_a_stage_in_sync_learn_from_both_origins(routing: str) -> None:
+async def test_two_replicas_a_stage_in_sync_learn_from_both_origins(routing):
     async with StageSwarm(StagedProblem(routing=routing, steps=3), 2) as swarm:
         await ends_as_one_process(swarm)
         swarm.assert_counted_once()
@@ -129,9 +129,7 @@ async def test_two_replicas_a_stage_in_sync_learn_from_both_origins(routing: str
     [(4, {0: 2, 1: 3, 2: 2, 3: 2}, {2, 3}), (2, {0: 1, 1: 3, 2: 1, 3: 1}, {0, 1})],
     ids=["eight visits", "two visits"],
 )
-async def test_uneven_shares_of_the_visits_count_as_what_they_are(
-    microbatches: int, replicas: dict[int, int], shares: set[int]
-) -> None:
+async def test_uneven_shares_of_the_visits_count_as_what_they_are(microbatches, replicas, shares):
     """A replica that nothing visits does not thin the mean."""
     async with StageSwarm(StagedProblem(microbatches=microbatches, steps=2), replicas) as swarm:
         await ends_as_one_process(swarm)
@@ -143,9 +141,7 @@ async def test_uneven_shares_of_the_visits_count_as_what_they_are(
 
 
 @pytest.mark.parametrize(("routing", "drawn"), [("random", 0), ("skip", 2)])
-async def test_skips_visit_the_stages_equally_often(
-    routing: str, drawn: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_skips_visit_the_stages_equally_often(routing, drawn, monkeypatch):
     """But for what is left over while routes are drawn, until better ones are found."""
     monkeypatch.setattr(planner, "SEARCH_S", 0.1)
     problem = StagedProblem(routing=routing, skip=0.25, steps=6, plain=True)
@@ -161,7 +157,7 @@ async def test_skips_visit_the_stages_equally_often(
         assert all(abs(sum(each) - 16) <= drawn for each in visits[1:])
 
 
-async def test_a_stages_gradient_is_the_mean_over_its_own_visits() -> None:
+async def test_a_stages_gradient_is_the_mean_over_its_own_visits():
     problem = StagedProblem(routing="random", skip=0.25, steps=1)
     async with StageSwarm(problem, 1) as swarm:
         await swarm.finished()
@@ -209,7 +205,7 @@ PLANS = {
     ("routing", "plan"),
     [("stochastic", "diloco"), ("random", "noloco"), ("full", "streaming")],
 )
-async def test_replicas_of_a_stage_end_with_one_anchor(routing: str, plan: str) -> None:
+async def test_replicas_of_a_stage_end_with_one_anchor(routing, plan):
     sizes = {"steps": 8, "layers": 8, "microbatches": 2, "activations": "bf16", "plain": True}
     problem = StagedProblem(routing=routing, plan=PLANS[plan], **sizes)
     async with StageSwarm(problem, 2) as swarm:
@@ -225,7 +221,7 @@ async def test_replicas_of_a_stage_end_with_one_anchor(routing: str, plan: str) 
 # ---------------------------------------------------------------------------------------- memory
 
 
-async def test_little_room_defers_forwards_and_changes_nothing() -> None:
+async def test_little_room_defers_forwards_and_changes_nothing():
     """Backwards and losses always go through, or the first deferred forward were the last."""
     problem = StagedProblem(limits=1, microbatches=6, steps=3)
     async with StageSwarm(problem, 1) as swarm:
@@ -237,7 +233,7 @@ async def test_little_room_defers_forwards_and_changes_nothing() -> None:
             assert budget.held_bytes == 0
 
 
-async def test_one_stage_with_little_room_holds_the_others_back_only() -> None:
+async def test_one_stage_with_little_room_holds_the_others_back_only():
     """Two origins send to one replica of stage 1, which takes one call at a time."""
     problem = StagedProblem(count=3, layers=3, limits=1, microbatches=3, steps=3)
     async with StageSwarm(problem, {0: 2, 1: 1, 2: 1}) as swarm:

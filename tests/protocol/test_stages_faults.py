@@ -36,7 +36,7 @@ class Answered:
 
 
 @pytest.mark.parametrize(("victim", "routing"), [("0b", "full"), ("1a", "full"), ("2b", "random")])
-async def test_a_replica_killed_amid_an_iteration(victim: str, routing: str) -> None:
+async def test_a_replica_killed_amid_an_iteration(victim, routing):
     async with StageSwarm(three_stages(8, routing=routing), 2, at=3) as swarm:
         await swarm.sleep(0.03)
         swarm.kill(victim)
@@ -59,7 +59,7 @@ async def test_a_replica_killed_amid_an_iteration(victim: str, routing: str) -> 
         assert swarm.total("discarded") == 0
 
 
-async def test_a_microbatch_lost_after_its_loss_is_in_no_gradient() -> None:
+async def test_a_microbatch_lost_after_its_loss_is_in_no_gradient():
     """The only other stage dies when it has the gradient of the loss: stage 0 has nothing of that
     microbatch in its sum, of final norm and head neither."""
     async with StageSwarm(three_stages(6, count=2, layers=2), 1) as swarm:
@@ -81,7 +81,7 @@ async def test_a_microbatch_lost_after_its_loss_is_in_no_gradient() -> None:
         assert swarm["0a"].replica.iterations[-1].counted == {0, 1}
 
 
-async def test_all_replicas_of_a_stage_die_and_it_is_skipped() -> None:
+async def test_all_replicas_of_a_stage_die_and_it_is_skipped():
     async with StageSwarm(three_stages(7), {0: 2, 1: 1, 2: 2}, at=3) as swarm:
         await swarm.sleep(0.03)
         swarm.kill("1a")
@@ -93,7 +93,7 @@ async def test_all_replicas_of_a_stage_die_and_it_is_skipped() -> None:
         assert max(swarm.durations("0a")[3:]) < 2 * swarm.durations("0a")[0]
 
 
-async def test_where_stages_are_missing_less_is_skipped() -> None:
+async def test_where_stages_are_missing_less_is_skipped():
     """Of four stages with two gone, routes of one stage would be of stage 0 alone."""
     problem = three_stages(6, count=4, layers=4, routing="random", skip=0.5)
     async with StageSwarm(problem, 1, at=3) as swarm:
@@ -104,7 +104,7 @@ async def test_where_stages_are_missing_less_is_skipped() -> None:
         assert sum(swarm.counted(3, 6).values()) == 2
 
 
-async def test_an_origin_without_other_stages_waits_for_one() -> None:
+async def test_an_origin_without_other_stages_waits_for_one():
     async with StageSwarm(three_stages(6, count=2, layers=2), 1, at=3) as swarm:
         swarm.kill("1a")
         await swarm.sleep(2 * DETECTION_S)
@@ -121,7 +121,7 @@ async def test_an_origin_without_other_stages_waits_for_one() -> None:
 
 
 @pytest.mark.parametrize("reported", [False, True])
-async def test_microbatches_that_died_with_their_replica_are_told(reported: bool) -> None:
+async def test_microbatches_that_died_with_their_replica_are_told(reported):
     """1a is killed when its answer has left: it is done for the origin, and in no sum. Or it has
     0a's word on it too, and computes for the slower 0b; 0a is further on by then."""
     async with StageSwarm(three_stages(6, forward_s={"0b": 0.1} if reported else {}), 2) as swarm:
@@ -140,7 +140,7 @@ async def test_microbatches_that_died_with_their_replica_are_told(reported: bool
         assert reported or (swarm.total("dropped"), swarm.total("discarded")) == (0, 0)
 
 
-async def test_microbatches_are_told_whose_replica_dies_and_then_their_origin() -> None:
+async def test_microbatches_are_told_whose_replica_dies_and_then_their_origin():
     """0a is killed before it is known that 1a is gone: what it knew it has said at once."""
     async with StageSwarm(three_stages(6), 2) as swarm:
         await swarm.until(lambda: swarm["0a"].replica.jobs[JobKind.LEAVE, 3, 0] > 0, 60)
@@ -160,7 +160,7 @@ async def test_microbatches_are_told_whose_replica_dies_and_then_their_origin() 
 
 
 @pytest.mark.parametrize("victim", ["0a", "2b"])
-async def test_a_frozen_replica_is_gone_round_and_comes_back(victim: str) -> None:
+async def test_a_frozen_replica_is_gone_round_and_comes_back(victim):
     other = "0b" if victim != "0b" else "0a"
     async with StageSwarm(three_stages(24), 2, at=3) as swarm:
         await swarm.sleep(0.03)
@@ -178,7 +178,7 @@ async def test_a_frozen_replica_is_gone_round_and_comes_back(victim: str) -> Non
         assert max(swarm.durations(other)[-5:]) < 2 * swarm.durations(other)[0]
 
 
-async def test_what_a_frozen_replica_has_computed_is_left_out() -> None:
+async def test_what_a_frozen_replica_has_computed_is_left_out():
     """Its calls were made to another meanwhile: it finds that out, and leaves its own out."""
     async with StageSwarm(three_stages(18), 2) as swarm:
 
@@ -196,7 +196,7 @@ async def test_what_a_frozen_replica_has_computed_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(("plan", "victim"), [("diloco", "0b"), ("ddp", "1a")])
-async def test_a_replica_that_starts_again_takes_part_again(victim: str, plan: str) -> None:
+async def test_a_replica_that_starts_again_takes_part_again(victim, plan):
     plans = {"diloco": replace(PRESETS["diloco"], inner_steps=5), "ddp": PRESETS["ddp"]}
     async with StageSwarm(three_stages(20, plan=plans[plan]), 2, at=4) as swarm:
         swarm.kill(victim)
@@ -209,7 +209,7 @@ async def test_a_replica_that_starts_again_takes_part_again(victim: str, plan: s
         assert (last.iteration, len(last.counted)) == (20, 2)
 
 
-async def test_an_origin_that_starts_again_begins_nothing_in_iterations_that_are_over() -> None:
+async def test_an_origin_that_starts_again_begins_nothing_in_iterations_that_are_over():
     """It goes through them for its place in the schedule; nobody is left to take a microbatch."""
     async with StageSwarm(three_stages(20), 2, at=12) as swarm:
         swarm.kill("0b")
@@ -228,7 +228,7 @@ async def test_an_origin_that_starts_again_begins_nothing_in_iterations_that_are
 # --------------------------------------------------------------------------------------- links
 
 
-async def test_an_answer_that_is_lost_is_not_counted_twice() -> None:
+async def test_an_answer_that_is_lost_is_not_counted_twice():
     """2a has counted a microbatch when the link breaks; 1a asks 2b; 2a leaves its iteration out."""
     async with StageSwarm(three_stages(8), 2) as swarm:
 
@@ -247,7 +247,7 @@ async def test_an_answer_that_is_lost_is_not_counted_twice() -> None:
         assert len(swarm["2a"].replica.iterations[-1].counted) == 2  # healed, it is asked again
 
 
-async def test_a_last_stage_that_does_not_reach_the_origin_is_gone_round() -> None:
+async def test_a_last_stage_that_does_not_reach_the_origin_is_gone_round():
     async with StageSwarm(three_stages(8), 2, at=3) as swarm:
         swarm.network.cut("2a", "0a")
         await swarm.until(lambda: swarm["0a"].trainer.step >= 7, 120)
@@ -258,7 +258,7 @@ async def test_a_last_stage_that_does_not_reach_the_origin_is_gone_round() -> No
         assert sum(swarm.counted(2, 6).values()) == 4
 
 
-async def test_a_damaged_call_is_made_to_another() -> None:
+async def test_a_damaged_call_is_made_to_another():
     async with StageSwarm(three_stages(4), 2) as swarm:
 
         def is_frame(p: Passing) -> bool:
@@ -279,7 +279,7 @@ async def test_a_damaged_call_is_made_to_another() -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_random_faults_lose_nothing_unsaid(seed: int) -> None:
+async def test_random_faults_lose_nothing_unsaid(seed):
     """Kills, freezes, cuts and restarts at random moments; then all that live finish and agree."""
     rng = random.Random(seed)
     problem = three_stages(
@@ -316,7 +316,7 @@ async def test_random_faults_lose_nothing_unsaid(seed: int) -> None:
         assert visits > 0
 
 
-async def test_nobody_is_reported_to_who_serves_no_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nobody_is_reported_to_who_serves_no_stage(monkeypatch):
     reply = "murmuration.worker.pipeline.server.StageReply"
     monkeypatch.setattr(reply, lambda raw, path: StageReply(raw, path and ("nobody",)))
     async with StageSwarm(three_stages(3), 1) as swarm:

@@ -48,7 +48,7 @@ def assert_begun_anew(swarm: StageSwarm) -> None:
     assert swarm.total("discarded") == 0
 
 
-async def test_what_an_earlier_incarnation_has_reported_stays() -> None:
+async def test_what_an_earlier_incarnation_has_reported_stays():
     """It was further on when it was killed: the calls of both are vouched for, each by its own."""
     async with StageSwarm(SLOW, 2) as swarm:
         await swarm.reached(ITERATION)
@@ -70,9 +70,7 @@ async def test_what_an_earlier_incarnation_has_reported_stays() -> None:
     [(0.1, []), (1.0, [0, 1])],
     ids=["forward", "all counted"],
 )
-async def test_what_an_earlier_incarnation_had_under_way_is_dropped_once(
-    after_s: float, counted: list[int]
-) -> None:
+async def test_what_an_earlier_incarnation_had_under_way_is_dropped_once(after_s, counted):
     """Its microbatches are between the stages, or between them and it; they find the new one."""
     async with StageSwarm(SLOWER, 2) as swarm:
         await arrived(swarm, 1)
@@ -88,7 +86,7 @@ async def test_what_an_earlier_incarnation_had_under_way_is_dropped_once(
         assert swarm.total("dropped") == 2
 
 
-async def test_an_origin_that_hears_of_an_earlier_incarnation_with_a_clock_ahead_goes_on() -> None:
+async def test_an_origin_that_hears_of_an_earlier_incarnation_with_a_clock_ahead_goes_on():
     """In an iteration it takes a later epoch than that one's, as if it were another incarnation."""
     async with StageSwarm(SLOW, 2) as swarm:
         await swarm.reached(ITERATION)
@@ -104,7 +102,7 @@ async def test_an_origin_that_hears_of_an_earlier_incarnation_with_a_clock_ahead
             assert sum(len(told.counted) for told in of_last) == 4
 
 
-async def test_nobody_waits_for_the_earlier_incarnation_of_a_replica() -> None:
+async def test_nobody_waits_for_the_earlier_incarnation_of_a_replica():
     """Its machine has lost its power: no connection breaks, and the name is back at once."""
     async with StageSwarm(replace(SLOW, forward_s={}), 2) as swarm:
         await swarm.reached(ITERATION)
@@ -135,7 +133,7 @@ SHAPES = {
         ("1a", "width", False),
     ],
 )
-async def test_calls_of_another_shape_end_alone(liar: str, name: str, known: bool) -> None:
+async def test_calls_of_another_shape_end_alone(liar, name, known):
     """Where the task does not say its shape, torch does so as it computes."""
     async with StageSwarm(THREE, {0: 1, 1: 2, 2: 2}) as swarm:
         for peer in swarm.alive if not known else ():
@@ -159,7 +157,7 @@ def takes_no_microbatches(node: Node) -> None:
 
 
 @pytest.mark.parametrize("holder", ["0a", "1a", "2a"])
-async def test_whoever_holds_microbatches_is_named_and_passed_over(holder: str) -> None:
+async def test_whoever_holds_microbatches_is_named_and_passed_over(holder):
     """One that never ends an iteration too; one that takes none is named only the second time."""
     async with StageSwarm(THREE, {0: 2, 1: 2, 2: 2}, at=3) as swarm:
         (takes_no_microbatches if holder == "1a" else holds_microbatches)(swarm[holder].node)
@@ -171,7 +169,7 @@ async def test_whoever_holds_microbatches_is_named_and_passed_over(holder: str) 
 
 
 @pytest.mark.parametrize(("late", "late_s"), [("0a", 3.0), ("2a", 1.0)])
-async def test_whoever_is_late_with_microbatches_is_named(late: str, late_s: float) -> None:
+async def test_whoever_is_late_with_microbatches_is_named(late, late_s):
     """A replica is passed over, and an origin is not waited for."""
     async with StageSwarm(three_stages(1000), 2, at=8) as swarm:
         late_in_stages(swarm[late].node, late_s)
@@ -204,7 +202,7 @@ def all_links_are_told(swarm: StageSwarm) -> bool:
     )
 
 
-async def test_all_links_are_measured_when_they_are_there_and_a_newcomers_by_the_others() -> None:
+async def test_all_links_are_measured_when_they_are_there_and_a_newcomers_by_the_others():
     async with StageSwarm(PROBLEM) as swarm:
         swarm.network.cut("1a", "1b")
         await swarm.start("0a", "1a", "1b", "2a")
@@ -218,7 +216,7 @@ async def test_all_links_are_measured_when_they_are_there_and_a_newcomers_by_the
         await swarm.until(lambda: len(told(swarm, "0a")) == 5 and all_links_are_told(swarm), 30.0)
 
 
-async def test_peers_come_to_agree_on_the_figures_that_they_plan_with() -> None:
+async def test_peers_come_to_agree_on_the_figures_that_they_plan_with():
     async with StageSwarm(PROBLEM, {0: 1, 1: 2, 2: 1}) as swarm:
         await swarm.until(lambda: all_links_are_told(swarm), 20.0)
         await swarm.sleep(40.0)  # until real traffic outweighs probes

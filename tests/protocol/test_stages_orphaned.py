@@ -27,7 +27,7 @@ def moved(swarm: StageSwarm) -> dict[str, StageMove]:
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-async def test_one_peer_moves_to_a_stage_whose_last_replica_is_gone(leaves: bool) -> None:
+async def test_one_peer_moves_to_a_stage_whose_last_replica_is_gone(leaves):
     """Killed or interrupted, the stage is orphaned; the one that can be spared rebuilds it."""
     async with StageSwarm(problem_of(rebuild=True), {0: 1, 1: 1, 2: 2}, at=3) as swarm:
         if leaves:
@@ -41,7 +41,7 @@ async def test_one_peer_moves_to_a_stage_whose_last_replica_is_gone(leaves: bool
         assert (event["stage"], event["to"]) == (2, 1)
 
 
-async def test_only_who_has_trained_to_the_end_says_so() -> None:
+async def test_only_who_has_trained_to_the_end_says_so():
     async with StageSwarm(problem_of(steps=6), {0: 1, 1: 2, 2: 1}, at=3) as swarm:
         await swarm.leave("1b")
         await swarm.finished()
@@ -50,7 +50,7 @@ async def test_only_who_has_trained_to_the_end_says_so() -> None:
         assert {members[name].phase for name in ("0a", "1a", "2a")} == {Phase.DONE}
 
 
-async def test_a_stage_without_a_replica_is_told_once_until_it_is_served_again() -> None:
+async def test_a_stage_without_a_replica_is_told_once_until_it_is_served_again():
     line = "stage 2 has no replica left: routes leave it out"
     async with StageSwarm(problem_of(), 1, at=3) as swarm:
         swarm.kill("2a")
@@ -65,7 +65,7 @@ async def test_a_stage_without_a_replica_is_told_once_until_it_is_served_again()
         assert not moved(swarm)
 
 
-async def test_without_stage_0_the_others_end_with_an_error() -> None:
+async def test_without_stage_0_the_others_end_with_an_error():
     async with StageSwarm(problem_of(), 1, at=3) as swarm:
         swarm.kill("0a")
         others = [swarm["1a"], swarm["2a"]]
@@ -81,7 +81,7 @@ async def test_without_stage_0_the_others_end_with_an_error() -> None:
             assert "\n" not in str(error)
 
 
-async def test_a_replica_of_stage_0_that_starts_again_in_time_goes_on() -> None:
+async def test_a_replica_of_stage_0_that_starts_again_in_time_goes_on():
     async with StageSwarm(problem_of(), 1, at=3) as swarm:
         swarm.kill("0a")
         await swarm.sleep(TOLD_S)
@@ -92,7 +92,7 @@ async def test_a_replica_of_stage_0_that_starts_again_in_time_goes_on() -> None:
         assert not any(peer.train.ended for peer in swarm.alive)
 
 
-async def test_who_has_trained_to_the_end_and_left_is_not_missed() -> None:
+async def test_who_has_trained_to_the_end_and_left_is_not_missed():
     async with StageSwarm(problem_of(6, rebuild=True), {0: 1, 1: 1, 2: 2}) as swarm:
         await swarm.finished()
         for name in ("0a", "1a"):
@@ -105,7 +105,7 @@ async def test_who_has_trained_to_the_end_and_left_is_not_missed() -> None:
 # ------------------------------------------------------ replicas that live, and take nothing
 
 
-async def test_a_stage_without_room_for_a_microbatch_says_what_to_raise() -> None:
+async def test_a_stage_without_room_for_a_microbatch_says_what_to_raise():
     async with StageSwarm(problem_of(), 1) as swarm:
         refusing = swarm["1a"]
         refusing.node.stages.context.budget.limit_bytes = 10
@@ -119,7 +119,7 @@ async def test_a_stage_without_room_for_a_microbatch_says_what_to_raise() -> Non
         ]
 
 
-async def test_a_stage_that_an_origin_does_not_reach_is_told_of() -> None:
+async def test_a_stage_that_an_origin_does_not_reach_is_told_of():
     """Others do, so that its replica is not taken to be gone."""
     async with StageSwarm(problem_of(), 1, at=3) as swarm:
         swarm.network.cut("0a", "1a")
@@ -130,7 +130,7 @@ async def test_a_stage_that_an_origin_does_not_reach_is_told_of() -> None:
         assert not swarm["1a"].warnings
 
 
-async def test_an_origin_that_cannot_go_on_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_origin_that_cannot_go_on_ends(monkeypatch):
     """It alone begins its microbatches: the others would wait for its report for ever."""
     async with StageSwarm(problem_of(), 1, at=3) as swarm:
         error = ZeroDivisionError("no routes")
@@ -139,7 +139,7 @@ async def test_an_origin_that_cannot_go_on_ends(monkeypatch: pytest.MonkeyPatch)
         assert swarm["0a"].train.error is error
 
 
-async def test_an_origin_without_routes_drops_microbatches(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_origin_without_routes_drops_microbatches(monkeypatch):
     """Stage 0 by itself would learn to be a model of its own."""
     async with StageSwarm(problem_of(2), 1) as swarm:
         none = Mock(return_value=([()] * 2, 0))

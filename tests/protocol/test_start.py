@@ -47,7 +47,7 @@ async def ends_without_a_lost_round(swarm: Swarm) -> None:
         (0.4, 0.3, 0),
     ],
 )
-async def test_all_are_in_the_first_round(gap_s: float, delay_s: float, seed: int) -> None:
+async def test_all_are_in_the_first_round(gap_s, delay_s, seed):
     """Each is started some time after the one before."""
     async with Swarm(fast(seed), delay_s=delay_s) as swarm:
         for name in NAMES:
@@ -58,7 +58,7 @@ async def test_all_are_in_the_first_round(gap_s: float, delay_s: float, seed: in
 
 
 @pytest.mark.parametrize(("stopped", "at_s"), [("a", 0.05), ("d", 0.35), ("a", 0.65)])
-async def test_who_hears_the_news_late_is_in_the_first_round_too(stopped: str, at_s: float) -> None:
+async def test_who_hears_the_news_late_is_in_the_first_round_too(stopped, at_s):
     """One peer gets no time to run for a while, about when all start. No pair meets twice running:
     two would be far enough ahead by then that who wakes up would follow them."""
     problem = next(p for p in map(fast, range(20)) if {*pairs(p, 0)}.isdisjoint(pairs(p, 1)))
@@ -71,7 +71,7 @@ async def test_who_hears_the_news_late_is_in_the_first_round_too(stopped: str, a
 
 
 @pytest.mark.parametrize(("first", "seed"), [("a", 0), ("c", 1)])
-async def test_who_leaves_the_start_to_another_draws_with_all_known(first: str, seed: int) -> None:
+async def test_who_leaves_the_start_to_another_draws_with_all_known(first, seed):
     """Only one knows how many are to come; the others would wait for more than that."""
     async with Swarm(fast(seed)) as swarm:
         for name in NAMES:
@@ -80,7 +80,7 @@ async def test_who_leaves_the_start_to_another_draws_with_all_known(first: str, 
         await ends_without_a_lost_round(swarm)
 
 
-async def test_who_waits_for_more_than_there_are_does_not_wait_for_ever() -> None:
+async def test_who_waits_for_more_than_there_are_does_not_wait_for_ever():
     """Two have started, with others than this peer sees: it goes along some seconds later."""
     slow = replace(FAST, steps=400, step_s=dict.fromkeys(NAMES, 0.01))
     async with Swarm(slow, "ab") as swarm:
@@ -90,7 +90,7 @@ async def test_who_waits_for_more_than_there_are_does_not_wait_for_ever() -> Non
         assert {peer.versions for peer in swarm.alive} == {swarm["a"].versions}
 
 
-async def test_who_freezes_before_the_start_holds_the_others_up_for_a_moment() -> None:
+async def test_who_freezes_before_the_start_holds_the_others_up_for_a_moment():
     async with Swarm(FAST, NAMES) as swarm:
         others = [swarm[name] for name in "abc"]
         known = {"peer": "d", "phase": "ready", "health": "alive"}.items()
@@ -127,7 +127,7 @@ def group(problem: Problem, me: str, view: View, round_: int) -> Group:
 
 
 @pytest.mark.parametrize("problem", with_the_same_pairs_in_the_end(2), ids=lambda p: str(p.seed))
-def test_a_draw_is_the_same_whoever_is_known_to_have_ended_the_run(problem: Problem) -> None:
+def test_a_draw_is_the_same_whoever_is_known_to_have_ended_the_run(problem):
     two = pairs(problem, LAST)
     for ahead, behind in (two, two[::-1]):
         for phases in product((Phase.TRAINING, Phase.DONE), repeat=2):
@@ -138,7 +138,7 @@ def test_a_draw_is_the_same_whoever_is_known_to_have_ended_the_run(problem: Prob
             assert {group(problem, peer, view, LAST - 1) for peer in behind} == {behind}
 
 
-def test_who_is_drawn_with_one_that_has_ended_the_run_is_alone_in_that_round() -> None:
+def test_who_is_drawn_with_one_that_has_ended_the_run_is_alone_in_that_round():
     (problem,) = with_the_same_pairs_in_the_end(1)
     me, other = pairs(problem, 0)[0]
     members = {peer: member(peer, phase=Phase.DONE, versions=(ROUNDS,)) for peer in NAMES}
@@ -148,7 +148,7 @@ def test_who_is_drawn_with_one_that_has_ended_the_run_is_alone_in_that_round() -
 
 
 @pytest.mark.parametrize(("slow", "step_s"), [(0, 0.2), (1, 0.4), (0, 0.6)])
-async def test_the_slow_end_where_the_reference_does(slow: int, step_s: float) -> None:
+async def test_the_slow_end_where_the_reference_does(slow, step_s):
     """That the others have ended the run is heard of as the last rounds of the slow begin, a little
     before, or a little after."""
     problem = with_the_same_pairs_in_the_end(2)[-1]
@@ -156,7 +156,7 @@ async def test_the_slow_end_where_the_reference_does(slow: int, step_s: float) -
 
 
 @pytest.mark.parametrize(("slow", "step_s"), [(0, 0.5), (1, 0.3)])
-async def test_the_slow_hold_their_round_while_others_meet_twice(slow: int, step_s: float) -> None:
+async def test_the_slow_hold_their_round_while_others_meet_twice(slow, step_s):
     problem = next(p for p in problems() if pairs(p, 0) == pairs(p, 1) != pairs(p, 2))
     await assert_reference(problem, dict.fromkeys(pairs(problem, 0)[slow], step_s))
 

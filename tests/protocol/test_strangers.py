@@ -5,7 +5,6 @@ import random
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,7 +39,7 @@ OWN = impossible("a", "a", 1)
 CARDS = impossible("b", "b", 2) | {n: OWN[n] for n in ("epoch", "incarnation", "heartbeat")}
 
 
-async def test_members_that_cannot_be_are_refused_one_by_one() -> None:
+async def test_members_that_cannot_be_are_refused_one_by_one():
     async with Swarm(steady(60), "ab", at=1) as swarm:
         node = swarm["a"].node
         for what, card in CARDS.items():
@@ -61,7 +60,7 @@ async def test_members_that_cannot_be_are_refused_one_by_one() -> None:
         await swarm.ends_equal(versions=(12,))
 
 
-async def test_a_call_that_cannot_be_answered_ends_alone() -> None:
+async def test_a_call_that_cannot_be_answered_ends_alone():
     async with Swarm(Problem(steps=15), "ab") as swarm:
         node = swarm["a"].node
         long = "x" * 3_000_000
@@ -88,7 +87,7 @@ async def test_a_call_that_cannot_be_answered_ends_alone() -> None:
         await swarm.ends_equal(versions=(5,))
 
 
-async def test_one_that_is_not_believed_is_told_why() -> None:
+async def test_one_that_is_not_believed_is_told_why():
     async with Swarm(steady(60), "ab") as swarm:
         limits = swarm["b"].node.gossip.limits
         await swarm.until(lambda: swarm["a"].versions >= (1,), 60)
@@ -125,7 +124,7 @@ SAY_NOTHING = {
 }
 
 
-def test_of_every_method_it_is_known_whom_it_says_it_is_from() -> None:
+def test_of_every_method_it_is_known_whom_it_says_it_is_from():
     assert {*CONTROL_METHODS, *DATA_METHODS, *RELAY_METHODS} == CLAIMS.keys() | SAY_NOTHING
     for method, message in CLAIMS.items():
         assert claimed_sender(method, message.SerializeToString()) == "a"
@@ -136,14 +135,14 @@ def test_of_every_method_it_is_known_whom_it_says_it_is_from() -> None:
     assert claimed_sender("Control/Join", b"") is None
 
 
-def test_nobody_announces_another_peers_blocks_beside_its_own() -> None:
+def test_nobody_announces_another_peers_blocks_beside_its_own():
     both = pb.LeaseNews(holdings=[pb.BlockHolding(peer="mallory"), pb.BlockHolding(peer="a")])
     with pytest.raises(WireError, match="2 peers' blocks announced"):
         claimed_sender("Control/Lease", both.SerializeToString())
 
 
 @pytest.mark.parametrize("pairs", [False, True])
-async def test_a_member_that_speaks_for_another_is_refused_and_counted(pairs: bool) -> None:
+async def test_a_member_that_speaks_for_another_is_refused_and_counted(pairs):
     plan = Plan(inner_steps=3, exchange="pairs" if pairs else "mean")
     problem = Problem(steps=15, plan=plan)
     async with Swarm(problem, "ab") as swarm:
@@ -171,7 +170,7 @@ async def test_a_member_that_speaks_for_another_is_refused_and_counted(pairs: bo
         await swarm.finished()
 
 
-async def test_a_tokens_holder_may_ask_for_a_certificate_and_nothing_else() -> None:
+async def test_a_tokens_holder_may_ask_for_a_certificate_and_nothing_else():
     async with Swarm(Problem(steps=15), "ab") as swarm:
         node = swarm["a"].node
         for method in CONTROL_METHODS:
@@ -191,7 +190,7 @@ async def test_a_tokens_holder_may_ask_for_a_certificate_and_nothing_else() -> N
         await swarm.finished()
 
 
-async def test_honest_members_that_come_and_go_are_refused_nothing(tmp_path: Path) -> None:
+async def test_honest_members_that_come_and_go_are_refused_nothing(tmp_path):
     """By their certificates, for places, or as members."""
     rng = random.Random(0)
     async with Swarm(steady(400), "abcd", authority=Authority.make(tmp_path)) as swarm:
@@ -241,7 +240,7 @@ async def tell(swarm: Swarm, *members: pb.Member, certificates: Sequence[bytes] 
 
 
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
-async def test_nobody_skips_to_where_five_ghosts_are_said_to_be(problem: Problem) -> None:
+async def test_nobody_skips_to_where_five_ghosts_are_said_to_be(problem):
     """By a member with a certificate, in its own name, for as long as the others train."""
     async with Swarm(problem, "abc") as swarm:
         await swarm.until(lambda: least_version(swarm) >= 2, 60)
@@ -259,7 +258,7 @@ async def test_nobody_skips_to_where_five_ghosts_are_said_to_be(problem: Problem
 
 
 @pytest.mark.parametrize("address", ["nowhere", "c"])
-async def test_nobody_waits_for_a_member_that_answers_nobody(tmp_path: Path, address: str) -> None:
+async def test_nobody_waits_for_a_member_that_answers_nobody(tmp_path, address):
     """It has a certificate, says that it trains, and begins again whenever it is suspected."""
     async with Swarm(MEANS, "abc", authority=Authority.make(tmp_path)) as swarm:
         await swarm.until(lambda: least_version(swarm) >= 2, 60)
@@ -277,7 +276,7 @@ async def test_nobody_waits_for_a_member_that_answers_nobody(tmp_path: Path, add
         assert {event["contributors"] for event in rounds} == {3}
 
 
-async def test_a_member_said_to_be_at_anothers_address_is_not_alive() -> None:
+async def test_a_member_said_to_be_at_anothers_address_is_not_alive():
     """What answers there is another peer, so nobody is alive under the ghost's name."""
 
     def sees(peer: Peer) -> object:

@@ -63,7 +63,7 @@ FAULTS: dict[str, tuple[Fault, float]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-async def test_a_fault_costs_time_once(name: str) -> None:
+async def test_a_fault_costs_time_once(name):
     """In all less than the quorum's grace once, on top of what the fault itself takes."""
     fault, costs_s = FAULTS[name]
     at_s, delay_s = (0.87, 0.05) if len(name) % 2 else (1.36, 0.1)

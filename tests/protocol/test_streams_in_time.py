@@ -27,14 +27,14 @@ MALLORY = Caller("ipv4:127.0.0.1:1", "peer", "mallory")
 
 
 @pytest.mark.parametrize("method", ["Data/Exchange", "Data/Fetch"])
-async def test_a_stream_that_does_not_begin_is_refused(method: str) -> None:
+async def test_a_stream_that_does_not_begin_is_refused(method):
     async with Swarm(steady(60), "ab", at=1) as swarm:
         with pytest.raises(Refused, match=f"{method}: no header in 10 s"):
             await swarm["a"].node.server.on_stream(method, Scripted(), MALLORY)
         await swarm.ends_equal(versions=(12,))
 
 
-async def test_a_state_that_nobody_reads_is_not_held_for_ever() -> None:
+async def test_a_state_that_nobody_reads_is_not_held_for_ever():
     async with Swarm(steady(60), "ab", at=1) as swarm:
         asked = pb.FetchRequest(run=swarm.problem.manifest.run, fragments=[0])
         unread = Scripted(asked.SerializeToString(), reads=False)
@@ -43,7 +43,7 @@ async def test_a_state_that_nobody_reads_is_not_held_for_ever() -> None:
         assert len(unread.sent) == 1
 
 
-async def test_a_contribution_that_stops_midway_ends_with_a_reason() -> None:
+async def test_a_contribution_that_stops_midway_ends_with_a_reason():
     """When its next frame has not come for as long as a round may take."""
     async with Swarm(steady(1000), "ab", at=1) as swarm:
         node, (version,) = swarm["a"].node, swarm["a"].versions
@@ -66,7 +66,7 @@ async def test_a_contribution_that_stops_midway_ends_with_a_reason() -> None:
         assert swarm["a"].node.clock() > patience_s
 
 
-async def test_one_caller_has_so_many_streams_and_the_others_theirs() -> None:
+async def test_one_caller_has_so_many_streams_and_the_others_theirs():
     async with Swarm(steady(60), "ab", at=1) as swarm:
         server = swarm["a"].node.server
         held = [
@@ -83,7 +83,7 @@ async def test_one_caller_has_so_many_streams_and_the_others_theirs() -> None:
         await swarm.ends_equal(versions=(12,))
 
 
-async def test_neither_four_members_nor_those_without_a_right_hold_all_streams() -> None:
+async def test_neither_four_members_nor_those_without_a_right_hold_all_streams():
     """A member has its share; tokens and those that were expelled have none."""
     async with Swarm(steady(60), "ab", at=1) as swarm:
         server = swarm["a"].node.server
@@ -138,7 +138,7 @@ async def answer_of(swarm: StageSwarm, stream: Scripted) -> str:
     return pb.StageCallDown.FromString(stream.sent[-1]).failed.reason
 
 
-async def test_microbatches_that_do_not_come_leave_memory_to_others() -> None:
+async def test_microbatches_that_do_not_come_leave_memory_to_others():
     async with StageSwarm(STAGED, 1, at=3) as swarm:
         node = swarm["1a"].node
         silent = [Scripted(begun(swarm, number)) for number in range(20)]
@@ -159,7 +159,7 @@ async def test_microbatches_that_do_not_come_leave_memory_to_others() -> None:
 @pytest.mark.parametrize(
     "shape", [(2, CONTEXT, HIDDEN), (1024, 2048, HIDDEN)], ids=["two batches", "128 MiB"]
 )
-async def test_a_microbatch_above_a_batch_is_refused_at_once(shape: tuple[int, int, int]) -> None:
+async def test_a_microbatch_above_a_batch_is_refused_at_once(shape):
     """It takes no memory, whatever there is."""
     async with StageSwarm(replace(STAGED, limits=1_000_000_000), 1, at=3) as swarm:
         before = swarm["1a"].node.clock()
@@ -185,7 +185,7 @@ class Dripping(Scripted):
         return pb.StageCallUp(frame=frame).SerializeToString()
 
 
-async def test_a_microbatch_in_small_frames_has_no_longer_than_in_one() -> None:
+async def test_a_microbatch_in_small_frames_has_no_longer_than_in_one():
     async with StageSwarm(replace(STAGED, forward_s={"0a": 2, "1a": 2}), 1, at=1) as swarm:
         before = swarm["1a"].node.clock()
         reason = await answer_of(swarm, Dripping(begun(swarm)))

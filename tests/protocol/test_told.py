@@ -20,7 +20,7 @@ from tests.protocol.swarm import Peer, Swarm
 PROBLEM = Problem(layers=(31, 17), plan=replace(PRESETS["diloco"], inner_steps=5), steps=15)
 
 
-async def test_a_round_that_takes_far_longer_than_the_last_says_for_whom() -> None:
+async def test_a_round_that_takes_far_longer_than_the_last_says_for_whom():
     step_s = dict.fromkeys("abc", 0.5)
     async with Swarm(replace(steady(20), step_s=step_s), "abc", at=2) as swarm:
         assert swarm["a"].of_kind("stalled") == []
@@ -34,7 +34,7 @@ async def test_a_round_that_takes_far_longer_than_the_last_says_for_whom() -> No
             assert float(str(told["seconds"])) > 2 * float(str(told["last_s"]))
 
 
-async def test_an_encoding_holds_up_nothing_else_that_training_says() -> None:
+async def test_an_encoding_holds_up_nothing_else_that_training_says():
     """Neither samples nor stages wait for it; rounds begin in the order that they are given in."""
     async with Swarm(PROBLEM) as swarm:
         await swarm.join("a", via=[], min_peers=2)
@@ -58,7 +58,7 @@ async def test_an_encoding_holds_up_nothing_else_that_training_says() -> None:
         assert begun == [0, 1, 2]
 
 
-async def test_four_peers_in_training_gossip_little() -> None:
+async def test_four_peers_in_training_gossip_little():
     async with Swarm(steady(600), "abcd", at=2) as swarm:
 
         def sent(name: str) -> int:
@@ -78,7 +78,7 @@ def known(peer: Peer) -> tuple[tuple[object, ...], ...]:
     return tuple((c.peer, c.epoch, c.health, c.phase, c.digests) for c in members)
 
 
-async def test_all_know_the_same_when_everyone_is_done() -> None:
+async def test_all_know_the_same_when_everyone_is_done():
     """Nothing changes any more, so nothing but gossip itself can still bring what was missed."""
     async with Swarm(steady(30), "abcd", at=2) as swarm:
         swarm.kill("d")
@@ -142,8 +142,8 @@ def of(swarm: Swarm) -> list[str]:
 
 @pytest.mark.parametrize(("peers", "killed", "probed"), [(2, 1, 12), (8, 4, 12), (7, 1, 2)])
 async def test_crashes_are_noticed_by_all_in_the_documented_time(
-    peers: int, killed: int, probed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    peers, killed, probed, monkeypatch
+):
     """Of half a swarm at once, and of a swarm too large for everybody to probe all."""
     monkeypatch.setattr(swim, "_PROBE_ALL_OF", probed)
     monkeypatch.setattr(swim, "_PROBE_OF_MORE", 2)
@@ -157,7 +157,7 @@ async def test_crashes_are_noticed_by_all_in_the_documented_time(
 
 
 @pytest.mark.parametrize(("peers", "free_s"), [(2, (0.3, 1.5)), (5, (1.0, 5.0))])
-async def test_a_busy_peer_is_not_a_dead_one(peers: int, free_s: tuple[float, float]) -> None:
+async def test_a_busy_peer_is_not_a_dead_one(peers, free_s):
     """Each holds its GIL for 2 s again and again, and 1 % of the messages are lost."""
     async with waiting(peers, loss=0.01, seed=peers) as swarm:
         rng, now = Random(peers), swarm.loop.time()
@@ -174,7 +174,7 @@ async def test_a_busy_peer_is_not_a_dead_one(peers: int, free_s: tuple[float, fl
         assert swarm.dead == set()
 
 
-async def test_a_frozen_peer_dies_wakes_up_and_lives_again() -> None:
+async def test_a_frozen_peer_dies_wakes_up_and_lives_again():
     async with waiting(4, loss=0.01) as swarm:
         swarm.freeze("w00")
         await swarm.passes(30)
@@ -185,7 +185,7 @@ async def test_a_frozen_peer_dies_wakes_up_and_lives_again() -> None:
         assert {peer for _, peer in swarm.dead} == {"w00"}, "it blames nobody itself"
 
 
-async def test_a_heal_of_a_partition_kills_nobody() -> None:
+async def test_a_heal_of_a_partition_kills_nobody():
     """Though each side brings the other news of deaths among its own."""
 
     def across(one: Iterable[str], other: Iterable[str]) -> set[tuple[str, str]]:
@@ -202,7 +202,7 @@ async def test_a_heal_of_a_partition_kills_nobody() -> None:
         assert swarm.dead == across(some, others)
 
 
-async def test_a_departure_and_a_death_are_known_though_a_tenth_of_all_is_lost() -> None:
+async def test_a_departure_and_a_death_are_known_though_a_tenth_of_all_is_lost():
     async with waiting(6, loss=0.1) as swarm:
         swarm.kill("w00")
         await swarm.leave("w01")

@@ -26,7 +26,7 @@ def inner_steps(peer: Peer) -> int:
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-async def test_a_slow_peer_makes_fewer_steps_and_holds_nobody_up(plan: Plan) -> None:
+async def test_a_slow_peer_makes_fewer_steps_and_holds_nobody_up(plan):
     problem = Problem(layers=(64, 32), steps=200, plan=plan, step_s=STEP_S)
     async with Swarm(problem, STEP_S) as swarm:
         await swarm.finished()
@@ -40,7 +40,7 @@ async def test_a_slow_peer_makes_fewer_steps_and_holds_nobody_up(plan: Plan) -> 
             swarm.assert_equal()
 
 
-async def test_what_one_says_of_its_speed_binds_nobody() -> None:
+async def test_what_one_says_of_its_speed_binds_nobody():
     problem = Problem(layers=(64, 32), steps=60, plan=BY_SPEED, step_s=STEP_S)
     async with Swarm(problem, STEP_S) as swarm:
         says_it_is_fast(swarm["a"].node)
@@ -48,7 +48,7 @@ async def test_what_one_says_of_its_speed_binds_nobody() -> None:
         assert inner_steps(swarm["b"]) == inner_steps(swarm["c"]) == 60
 
 
-async def test_a_peer_that_stands_still_holds_the_others_up_once() -> None:
+async def test_a_peer_that_stands_still_holds_the_others_up_once():
     """For 5 s of each 20. What it has learned comes with a later round."""
     async with Swarm(Problem(layers=(64, 32), steps=650, plan=BY_SPEED), "abcd") as swarm:
         first, stalls = swarm["a"].trainer.metrics, []
@@ -67,7 +67,7 @@ async def test_a_peer_that_stands_still_holds_the_others_up_once() -> None:
         assert sum(event["contributors"] == 4 for event in rounds) > len(rounds) / 3
 
 
-async def test_means_are_by_work() -> None:
+async def test_means_are_by_work():
     """One round of one period, in which one peer makes twenty steps and the other ten."""
     plan = Plan(inner_steps=20, dylu=True, weighting="work", outer_lr=1.0, outer_momentum=0.0)
     problem = Problem(layers=(64,), steps=20, plan=plan)
@@ -82,7 +82,7 @@ async def test_means_are_by_work() -> None:
 
 
 @pytest.mark.parametrize("names", ["ab", "abcd"])
-async def test_the_steps_of_a_peer_that_leaves_are_in_the_next_mean(names: str) -> None:
+async def test_the_steps_of_a_peer_that_leaves_are_in_the_next_mean(names):
     """It leaves long before the others come to the round, and need not stay for it."""
     plan = Plan(inner_steps=20, outer_lr=1.0, outer_momentum=0.0)
     problem = Problem(layers=(64,), steps=20, plan=plan, step_s=dict.fromkeys(names, 2.0))
@@ -109,9 +109,7 @@ async def test_the_steps_of_a_peer_that_leaves_are_in_the_next_mean(names: str) 
         ("begins again", 40, [4, 4, 4]),
     ],
 )
-async def test_nobody_waits_for_a_peer_that_does_not_answer_nor_when_it_is_back(
-    fate: str, at_s: float, rounds: list[int]
-) -> None:
+async def test_nobody_waits_for_a_peer_that_does_not_answer_nor_when_it_is_back(fate, at_s, rounds):
     """Inner steps do not go by speed. It goes just before a round, or for 20 s, or goes on 5 s
     later from the checkpoint of the last round, before the next one."""
     plan = Plan(inner_steps=50)
@@ -134,7 +132,7 @@ async def test_nobody_waits_for_a_peer_that_does_not_answer_nor_when_it_is_back(
         assert fate == "dies" or swarm["d"].trainer.unsent_steps == 0
 
 
-async def test_nobody_waits_for_a_peer_whose_state_has_parted_again() -> None:
+async def test_nobody_waits_for_a_peer_whose_state_has_parted_again():
     """It is cut off twice, and has ended a round alone each time. After the first time it has taken
     over the others' state, and rests before it does so again."""
     problem = Problem(steps=200, plan=Plan(inner_steps=50), step_s=dict.fromkeys("abcd", 0.5))
@@ -149,7 +147,7 @@ async def test_nobody_waits_for_a_peer_whose_state_has_parted_again() -> None:
         assert swarm["a"].trainer.metrics.stall_s < 2.5
 
 
-async def test_a_late_peer_asks_no_reducer_that_has_taken_the_round_over() -> None:
+async def test_a_late_peer_asks_no_reducer_that_has_taken_the_round_over():
     """The first reducer of a shard has begun again from a checkpoint before the round, and has the
     round by the others' state. Another has stood still all the time, and contributes to it now."""
     problem = Problem(steps=150, plan=Plan(inner_steps=50), step_s=dict.fromkeys("abcde", 0.5))
@@ -177,7 +175,7 @@ def movement(problem: Problem, peer: str, steps: int) -> torch.Tensor:
     return fragment.flatten(replica.parameters) - start
 
 
-async def test_nobody_counts_for_more_than_a_period() -> None:
+async def test_nobody_counts_for_more_than_a_period():
     async with Swarm(Problem(plan=BY_SPEED, steps=20), "ab") as swarm:
         context = swarm["a"].node.context
         assert context.weight(20) == 20

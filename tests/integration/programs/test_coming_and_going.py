@@ -6,7 +6,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,7 +75,7 @@ def joins(peer: Peer) -> int:
     "run under way it goes on alone",
 )
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_the_first_peer_goes_before_the_run_begins(tmp_path: Path, number: signal.Signals) -> None:
+def test_the_first_peer_goes_before_the_run_begins(tmp_path, number):
     with peers(tmp_path, waits_for_all, joins, joins) as found:
         first, second = found.start(0), found.start(1)
         second.wait_for(lambda e: e["event"] == "said" and "(here: p0, p1)" in e["text"], "a word")
@@ -122,7 +121,7 @@ def tries_several(peer: Peer) -> float:
     "shared",
     "a joiner tries on for `wait_s`, and a warning says whom it tries",
 )
-def test_joiners_may_start_first(tmp_path: Path) -> None:
+def test_joiners_may_start_first(tmp_path):
     with peers(tmp_path, trains, trains, tries_several) as found:
         joiners = [found.start(1), found.start(2)]
         for each in joiners:
@@ -134,7 +133,7 @@ def test_joiners_may_start_first(tmp_path: Path) -> None:
 
 
 @row("A notebook, or an async program: an event loop runs already", "shared", "as elsewhere")
-def test_an_event_loop_may_run_already(tmp_path: Path) -> None:
+def test_an_event_loop_may_run_already(tmp_path):
     first, second = values(tmp_path, trains_in_a_notebook, trains_in_a_notebook)
     assert first == second
 
@@ -156,7 +155,7 @@ def endless(peer: Peer) -> None:
     "shared",
     "it comes back through members that its `out` remembers",
 )
-def test_a_peer_comes_back_though_the_one_that_it_names_is_away(tmp_path: Path) -> None:
+def test_a_peer_comes_back_though_the_one_that_it_names_is_away(tmp_path):
     with peers(tmp_path, endless, endless, endless) as found:
         first, second, third = (found.start(index) for index in range(3))
         for each in (first, second, third):

@@ -122,7 +122,7 @@ def check_one_model(outcomes: list[Outcome]) -> None:
 
 @row("a loop that is shorter than H", "shared", "a last round is held as the block ends")
 @pytest.mark.parametrize("steps", [15, 39])
-def test_what_was_learned_since_the_last_round_is_in_one_more(tmp_path: Path, steps: int) -> None:
+def test_what_was_learned_since_the_last_round_is_in_one_more(tmp_path, steps):
     loop = partial(train, counts=[steps])
     outcomes = run(tmp_path, loop, loop)
     check_one_model(outcomes)
@@ -132,7 +132,7 @@ def test_what_was_learned_since_the_last_round_is_in_one_more(tmp_path: Path, st
 
 @row("any preset in a loop without `steps=`", "shared", "all end with one model")
 @pytest.mark.parametrize("loop", PRESETS.values(), ids=PRESETS)
-def test_loops_without_an_end_end_with_one_model(tmp_path: Path, loop: Any) -> None:
+def test_loops_without_an_end_end_with_one_model(tmp_path, loop):
     outcomes = run(tmp_path, loop, loop, loop)
     check_one_model(outcomes)
     assert outcomes[0].value["rounds"] > 0
@@ -142,14 +142,14 @@ def test_loops_without_an_end_end_with_one_model(tmp_path: Path, loop: Any) -> N
 
 @row("loops of other lengths", "shared", "the shorter one waits a while, and has what is last")
 @pytest.mark.parametrize("counts", [[15, 7], [15, 0]])
-def test_loops_that_end_at_other_steps_end_with_one_model(tmp_path: Path, counts: Any) -> None:
+def test_loops_that_end_at_other_steps_end_with_one_model(tmp_path, counts):
     loop = partial(train, counts=counts)
     check_one_model(run(tmp_path, loop, loop))
     assert left(tmp_path, 1)["others"] == []
 
 
 @row("a loop that ends while the others go on", "shared", "its last round counts, then it leaves")
-def test_a_peer_that_leaves_has_shared_what_it_learned(tmp_path: Path) -> None:
+def test_a_peer_that_leaves_has_shared_what_it_learned(tmp_path):
     loop = partial(until_alone, preset="diloco")
     stays, leaves = run(tmp_path, loop, loop)
     assert (stays.error, leaves.error) == ("", "")
@@ -159,7 +159,7 @@ def test_a_peer_that_leaves_has_shared_what_it_learned(tmp_path: Path) -> None:
 
 
 @row("pairs that end while others go on", "told", "the model is the peer's own: give `steps=`")
-def test_a_peer_that_leaves_pairs_says_that_its_model_is_its_own(tmp_path: Path) -> None:
+def test_a_peer_that_leaves_pairs_says_that_its_model_is_its_own(tmp_path):
     loop = partial(until_alone, preset="noloco")
     _, leaves = run(tmp_path, loop, loop)
     assert leaves.error == ""
@@ -167,14 +167,14 @@ def test_a_peer_that_leaves_pairs_says_that_its_model_is_its_own(tmp_path: Path)
 
 
 @row("a peer without others", "shared", "the model keeps what it has learned since the last round")
-def test_a_peer_alone_keeps_what_it_has_learned(tmp_path: Path) -> None:
+def test_a_peer_alone_keeps_what_it_has_learned(tmp_path):
     (outcome,) = run(tmp_path, alone)
     assert (outcome.value["as_it_was"], outcome.value["rounds"]) == (True, 1), outcome
     assert left(tmp_path, 0)["unsent_steps"] == 19
 
 
 @row("an error in the loop", "told", "the parameters stay as they are; the others go on")
-def test_a_loop_that_fails_keeps_its_model(tmp_path: Path) -> None:
+def test_a_loop_that_fails_keeps_its_model(tmp_path):
     goes_on, failed = run(tmp_path, fails, fails)
     assert (goes_on.error, failed.error) == ("", "")
     assert goes_on.value["moved"]
@@ -195,7 +195,7 @@ def never_left(peer: Peer) -> dict[str, Any]:
 
 @row("a program that ends within the block", "told", "a warning says how many steps no round has")
 @row("a Swarm that is entered twice", "refused", "make one for each block")
-def test_a_program_that_ends_within_the_block_says_so(tmp_path: Path) -> None:
+def test_a_program_that_ends_within_the_block_says_so(tmp_path):
     (outcome,) = run(tmp_path, never_left)
     assert outcome.error == ""
     assert "its last 15 steps are in no round" in outcome.log

@@ -59,7 +59,7 @@ def hf(
 
 @row("Hugging Face's trainer resumes from its checkpoint", "shared", "to the same bits")
 @pytest.mark.parametrize("preset", ["noloco", "prolonged"])
-def test_a_trainer_resumes_to_the_same_bits(tmp_path: Path, preset: str) -> None:
+def test_a_trainer_resumes_to_the_same_bits(tmp_path, preset):
     longer = {"max_steps": STEPS + 8} if preset == "prolonged" else {}
     preset = preset if preset in PRESETS else "streaming"
 
@@ -91,12 +91,12 @@ def rates_of_hf(peer: Peer) -> dict[str, Any]:
 @row(
     "Hugging Face's trainer that joins under way", "shared", "its schedule begins where the run is"
 )
-def test_a_trainer_that_joins_goes_on_at_the_learning_rate_of_the_run(tmp_path: Path) -> None:
+def test_a_trainer_that_joins_goes_on_at_the_learning_rate_of_the_run(tmp_path):
     check_rates(rates_beside(tmp_path, starts, rates_of_hf))
 
 
 @row("ReduceLROnPlateau in a trainer that joins under way", "told", "it is left as it is")
-def test_a_schedule_that_cannot_catch_up_is_told(tmp_path: Path, caplog: Any) -> None:
+def test_a_schedule_that_cannot_catch_up_is_told(tmp_path, caplog):
     callback = murmuration.hf.SwarmCallback(**swarm_of("diloco"))
     more = {"save_strategy": "steps", "eval_strategy": "steps", "save_steps": 9, "eval_steps": 9}
     hf(tmp_path, [callback], **more).train()
@@ -110,7 +110,7 @@ def test_a_schedule_that_cannot_catch_up_is_told(tmp_path: Path, caplog: Any) ->
 
 
 @row("A trainer that goes on from a checkpoint of no swarm", "told", "this peer begins at step 0")
-def test_a_checkpoint_without_a_swarms_state_is_told(tmp_path: Path, caplog: Any) -> None:
+def test_a_checkpoint_without_a_swarms_state_is_told(tmp_path, caplog):
     hf(tmp_path, [], save_strategy="steps", save_steps=9).train()
     callback = murmuration.hf.SwarmCallback(**swarm_of("diloco"))
     hf(tmp_path, [callback]).train(resume_from_checkpoint=str(tmp_path / "checkpoint-9"))
@@ -119,7 +119,7 @@ def test_a_checkpoint_without_a_swarms_state_is_told(tmp_path: Path, caplog: Any
     assert callback.swarm.step == STEPS - 9
 
 
-def test_a_trainer_ends_with_the_anchor(tmp_path: Path, caplog: Any) -> None:
+def test_a_trainer_ends_with_the_anchor(tmp_path, caplog):
     callback = murmuration.hf.SwarmCallback(**swarm_of("diloco"))
     trainer = hf(tmp_path, [callback], save_strategy="steps", save_steps=STEPS)
     trainer.train()
@@ -131,7 +131,7 @@ def test_a_trainer_ends_with_the_anchor(tmp_path: Path, caplog: Any) -> None:
 
 
 @row("load_best_model_at_end", "told", "the model holds this peer's best checkpoint")
-def test_the_best_model_of_a_trainer_stays(tmp_path: Path, caplog: Any) -> None:
+def test_the_best_model_of_a_trainer_stays(tmp_path, caplog):
     callback = murmuration.hf.SwarmCallback(**swarm_of("diloco"))
     trainer = hf(
         tmp_path,
@@ -156,7 +156,7 @@ def test_the_best_model_of_a_trainer_stays(tmp_path: Path, caplog: Any) -> None:
 
 @row("EMA or SWA by a callback of a trainer", "told", "the model holds the average at the end")
 @pytest.mark.parametrize("first", [True, False])
-def test_an_average_of_a_callback_stays(tmp_path: Path, first: bool, caplog: Any) -> None:
+def test_an_average_of_a_callback_stays(tmp_path, first, caplog):
     class KeepsEma(transformers.TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
             self.average = torch.optim.swa_utils.AveragedModel(others["model"])
@@ -193,9 +193,7 @@ def failing(error: BaseException, at: int = 6) -> Any:
 @pytest.mark.parametrize(
     ("error", "again"), [(RuntimeError("no memory"), "another"), (KeyboardInterrupt(), "a loop")]
 )
-def test_a_trainer_that_failed_can_train_again(
-    tmp_path: Path, error: BaseException, again: str, caplog: Any
-) -> None:
+def test_a_trainer_that_failed_can_train_again(tmp_path, error, again, caplog):
     callback = murmuration.hf.SwarmCallback(**swarm_of("diloco"))
     trainer = hf(tmp_path, [callback, failing(error)])
     with pytest.raises(type(error)):
@@ -230,7 +228,7 @@ def goes_on(peer: Peer) -> int:
 
 
 @row("A peer whose trainer has failed in a process that lives on", "shared", "nobody waits for it")
-def test_nobody_waits_for_a_trainer_that_failed(tmp_path: Path) -> None:
+def test_nobody_waits_for_a_trainer_that_failed(tmp_path):
     with peers(tmp_path, goes_on, fails) as found:
         for index in range(2):
             found.start(index)

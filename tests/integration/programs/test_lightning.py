@@ -78,7 +78,7 @@ def fitted(
 
 @row("Lightning resumes from its checkpoint", "shared", "to the same bits")
 @pytest.mark.parametrize("preset", ["onebit", "prolonged"])
-def test_lightning_resumes_to_the_same_bits(tmp_path: Path, preset: str) -> None:
+def test_lightning_resumes_to_the_same_bits(tmp_path, preset):
     longer = {"max_steps": 24} if preset == "prolonged" else {}
     preset = preset if preset in PRESETS else "streaming"
 
@@ -95,7 +95,7 @@ def test_lightning_resumes_to_the_same_bits(tmp_path: Path, preset: str) -> None
     assert trained(str(tmp_path / "step=8.ckpt"), **longer) == whole
 
 
-def test_a_lightning_checkpoint_without_a_swarms_state_is_told(tmp_path: Path, caplog: Any) -> None:
+def test_a_lightning_checkpoint_without_a_swarms_state_is_told(tmp_path, caplog):
     keeps = lightning.callbacks.ModelCheckpoint(tmp_path, filename="{step}")
     fitted(tmp_path, module_of(), [keeps], enable_checkpointing=True, max_steps=8)
     callback = murmuration.lightning.LightningCallback(**swarm_of("diloco"))
@@ -105,7 +105,7 @@ def test_a_lightning_checkpoint_without_a_swarms_state_is_told(tmp_path: Path, c
     assert callback.swarm.step == 8
 
 
-def test_a_lightning_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+def test_a_lightning_checkpoint_of_another_run_is_refused(tmp_path):
     keeps = lightning.callbacks.ModelCheckpoint(
         tmp_path, every_n_train_steps=8, save_top_k=-1, filename="{step}"
     )
@@ -138,7 +138,7 @@ def rates_of_lightning(peer: Peer) -> dict[str, Any]:
 
 
 @row("Lightning that joins under way", "shared", "it goes on at the rate of the run")
-def test_a_trainer_that_joins_goes_on_at_the_learning_rate_of_the_run(tmp_path: Path) -> None:
+def test_a_trainer_that_joins_goes_on_at_the_learning_rate_of_the_run(tmp_path):
     check_rates(rates_beside(tmp_path, starts_module, rates_of_lightning))
 
 
@@ -185,13 +185,13 @@ def fits_a_gan(peer: Peer) -> list[str]:
 
 
 @row("Lightning with several optimizers, as a GAN", "shared", "they are followed as in a loop")
-def test_a_module_with_two_optimizers_is_shared(tmp_path: Path) -> None:
+def test_a_module_with_two_optimizers_is_shared(tmp_path):
     first, second = values(tmp_path, fits_a_gan, fits_a_gan)
     assert first == second
 
 
 @pytest.mark.parametrize("kind", ["ema", "swa", "swa with batch norm"])
-def test_an_average_of_lightnings_stays(tmp_path: Path, kind: str, caplog: Any) -> None:
+def test_an_average_of_lightnings_stays(tmp_path, kind, caplog):
     module = module_of()
     if kind == "swa with batch norm":
         module.inner.layers = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))

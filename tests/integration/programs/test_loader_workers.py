@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -131,7 +130,7 @@ def a_process_that_leaves_the_block(peer: Peer) -> object:
     "program", [shared_samples, hugging_face, a_pool, a_process_that_leaves_the_block]
 )
 @row("`num_workers` of a plain loop, `swarm.shard`, a trainer; pools", "shared", SHARED)
-def test_processes_fork_beside_a_swarm(tmp_path: Path, program: Any) -> None:
+def test_processes_fork_beside_a_swarm(tmp_path, program):
     outcomes = run(tmp_path, program, program)
     assert [each.value for each in outcomes] == [ROUNDS, ROUNDS], outcomes
     assert [each.code for each in outcomes] == [0, 0]
@@ -148,7 +147,7 @@ def forks_and_goes_on(peer: Peer) -> None:
 
 
 @row("a killed peer whose loader workers still live", "shared", "its port is free at once")
-def test_what_is_forked_keeps_no_port(tmp_path: Path) -> None:
+def test_what_is_forked_keeps_no_port(tmp_path):
     with peers(tmp_path, forks_and_goes_on) as found:
         process = found.start(0)
         process.wait_for(lambda event: event["event"] == "forked", "fork")
@@ -192,7 +191,7 @@ class Loaded:
 
 
 @row("`num_workers` in a task's loader", "shared", "as in a loop")
-def test_workers_of_a_tasks_loader_are_forked(tmp_path: Path) -> None:
+def test_workers_of_a_tasks_loader_are_forked(tmp_path):
     settings = settings_of(
         task__name=f'"{Loaded.__module__}:{Loaded.__name__}"',
         task__data='"leased"',
@@ -222,7 +221,7 @@ def a_step_elsewhere(peer: Peer) -> object:
 
 
 @row("steps or `swarm.shard` in a process forked within the block", "refused", "only its parent's")
-def test_a_forked_process_is_no_peer(tmp_path: Path) -> None:
+def test_a_forked_process_is_no_peer(tmp_path):
     first, second = run(tmp_path, a_step_elsewhere, a_step_elsewhere)
     (refusal,) = first.value
     assert "this process was forked within the block of a Swarm" in refusal
@@ -240,7 +239,7 @@ with murmuration.Swarm(model, torch.optim.SGD(model.parameters(), lr=0.1)) as sw
 
 
 @row("workers that are spawned, in a script without a main guard", "refused", "a line says how")
-def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
+def test_a_script_without_a_guard_is_told_so(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(_WITHOUT_GUARD)
     done = fork_server.run([sys.executable, str(script)])
@@ -255,7 +254,7 @@ def grpc_that_came_first(peer: Peer) -> None:
 
 
 @row("`import grpc` before `import murmuration`", "told", "forked processes may crash")
-def test_grpc_that_was_imported_first_is_told(tmp_path: Path) -> None:
+def test_grpc_that_was_imported_first_is_told(tmp_path):
     environment = {k: v for k, v in os.environ.items() if k != "GRPC_ENABLE_FORK_SUPPORT"}
     ours = "murmuration.protos"
     for first, crash in (("grpc", "True"), ("os", "False")):

@@ -3,8 +3,6 @@
 import math
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -73,7 +71,7 @@ def train(
     ],
     ids=["onebit", "pairs"],
 )
-def test_values_of_buffers_that_are_no_numbers_stay_at_home(tmp_path: Path, loop: Any) -> None:
+def test_values_of_buffers_that_are_no_numbers_stay_at_home(tmp_path, loop):
     outcomes = run(tmp_path, loop, loop)
     first, second = (each.value for each in outcomes)
     assert [each.error for each in outcomes] == ["", ""]
@@ -102,7 +100,7 @@ def test_values_of_buffers_that_are_no_numbers_stay_at_home(tmp_path: Path, loop
     ],
     ids=["onebit", "noloco"],
 )
-def test_one_batch_on_one_peer_does_no_harm(tmp_path: Path, loop: Any) -> None:
+def test_one_batch_on_one_peer_does_no_harm(tmp_path, loop):
     first, second = run(tmp_path, loop, loop)
     assert (first.error, second.error) == ("", "")
     assert first.value["values"] == second.value["values"]

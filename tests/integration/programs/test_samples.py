@@ -1,7 +1,6 @@
 """Samples of peers that are real processes: what differs between them is told."""
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +28,7 @@ def splits_at_random(peer: Peer) -> None:
 @row(
     "`random_split` without a generator: a validation split leaks into training", "told", "by both"
 )
-def test_a_split_that_differs_is_told(tmp_path: Path) -> None:
+def test_a_split_that_differs_is_told(tmp_path):
     outcomes = run(tmp_path, splits_at_random, splits_at_random)
     for outcome, other in zip(outcomes, ("p1", "p0"), strict=True):
         assert not outcome.error
@@ -67,7 +66,7 @@ SAME = "p0 and p1 contribute the same values: they train on the same samples"
     "told",
     "their contributions are equal: a warning names the peers and the fix",
 )
-def test_peers_that_train_on_the_same_samples_are_told_once(tmp_path: Path, program: Any) -> None:
+def test_peers_that_train_on_the_same_samples_are_told_once(tmp_path, program):
     outcomes = run(tmp_path, program, program)
     logged = [each.log.count(SAME) for each in outcomes]
     assert sum(logged) == len([each for each in logged if each]) > 0, outcomes
@@ -78,6 +77,6 @@ def test_peers_that_train_on_the_same_samples_are_told_once(tmp_path: Path, prog
 
 
 @pytest.mark.parametrize("program", [partial(draws), partial(draws, scale=0.0)])
-def test_peers_with_samples_of_their_own_are_not_told(tmp_path: Path, program: Any) -> None:
+def test_peers_with_samples_of_their_own_are_not_told(tmp_path, program):
     outcomes = run(tmp_path, program, program)
     assert all(each.value[0] and SAME not in each.log for each in outcomes), outcomes

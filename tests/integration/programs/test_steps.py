@@ -2,7 +2,6 @@
 others, and a loop that joins under way: all is shared, or it is said."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -172,7 +171,7 @@ def check(outcomes: list[Outcome]) -> None:
 @row("several optimizers, in any order, as often as they like", "shared", "the busiest one counts")
 @row("a GAN that freezes one half while the other steps", "shared", "no matter")
 @pytest.mark.parametrize("loop", [critic_thrice, skipped_when_due])
-def test_several_optimizers_are_shared_whichever_steps(tmp_path: Path, loop: Any) -> None:
+def test_several_optimizers_are_shared_whichever_steps(tmp_path, loop):
     outcomes = run(tmp_path, loop, loop)
     check(outcomes)
     assert "frozen in the swarm" not in outcomes[0].log
@@ -180,24 +179,24 @@ def test_several_optimizers_are_shared_whichever_steps(tmp_path: Path, loop: Any
 
 @row("a copy of the optimizer, or another over the same parameters", "shared", "its steps count")
 @row("two half steps (SAM)", "shared", "a step is what the optimizer's `step` is")
-def test_whichever_optimizer_steps_the_parameters_counts(tmp_path: Path) -> None:
+def test_whichever_optimizer_steps_the_parameters_counts(tmp_path):
     check(run(tmp_path, half_steps, half_steps))
 
 
 @row("`p.data = ...`, `vector_to_parameters`, a cast or a layout", "shared", "tensors are followed")
 @pytest.mark.parametrize("loop", [from_a_vector, cast])
-def test_tensors_that_take_the_place_of_others_are_followed(tmp_path: Path, loop: Any) -> None:
+def test_tensors_that_take_the_place_of_others_are_followed(tmp_path, loop):
     check(run(tmp_path, loop, loop))
 
 
 @row("parameters that no optimizer steps", "refused", "an error, and the model stays as it is")
-def test_a_loop_without_any_step_of_an_optimizer_is_an_error(tmp_path: Path) -> None:
+def test_a_loop_without_any_step_of_an_optimizer_is_an_error(tmp_path):
     for outcome in run(tmp_path, by_hand, by_hand):
         assert outcome.error.startswith("UsageError: the parameters have moved, and no step")
 
 
 @row("a second model outside the swarm (a GAN's critic)", "told", "a warning says how to add it")
-def test_an_optimizer_of_a_model_outside_is_told(tmp_path: Path) -> None:
+def test_an_optimizer_of_a_model_outside_is_told(tmp_path):
     outcomes = run(tmp_path, critic_outside, critic_outside)
     check(outcomes)
     assert "SGD steps 2 parameters that are in no swarm" in outcomes[0].log
@@ -217,5 +216,5 @@ def rates_of_a_loop(peer: Peer) -> dict[str, Any]:
 
 
 @row("A loop that joins under way, with a schedule", "shared", "`swarm.catch_up(scheduler)`")
-def test_a_loop_that_joins_goes_on_at_the_learning_rate_of_the_run(tmp_path: Path) -> None:
+def test_a_loop_that_joins_goes_on_at_the_learning_rate_of_the_run(tmp_path):
     check_rates(rates_beside(tmp_path, starts, rates_of_a_loop))

@@ -1,7 +1,6 @@
 """Programs whose tensors are of other types than fp32, or whose defaults are."""
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,7 +44,7 @@ def draws_first_values(peer: Peer, begins: str = "p0") -> list[list[float]]:
 
 
 @row("peers that draw other first parameters", "shared", "all begin with the first peer's by name")
-def test_all_begin_with_the_first_values_of_the_first_peer_by_name(tmp_path: Path) -> None:
+def test_all_begin_with_the_first_values_of_the_first_peer_by_name(tmp_path):
     (drawn, first), (others, second) = values(tmp_path, draws_first_values, draws_first_values)
     assert drawn != others
     assert first == second == drawn
@@ -56,7 +55,7 @@ def test_all_begin_with_the_first_values_of_the_first_peer_by_name(tmp_path: Pat
     "told",
     "load the same",
 )
-def test_one_that_began_the_run_is_told_that_others_first_values_count(tmp_path: Path) -> None:
+def test_one_that_began_the_run_is_told_that_others_first_values_count(tmp_path):
     outcome, other = run(tmp_path, partial(draws_first_values, begins="z"), draws_first_values)
     assert outcome.value[1] == other.value[0]
     assert "the first values of p1 count, and not those here" in outcome.log
@@ -80,7 +79,7 @@ def defaults(peer: Peer, preset: str, dtype: str = "float32", device: str = "cpu
     ],
     ids=["fp16", "fp64", "device"],
 )
-def test_defaults_of_torch_change_nothing(tmp_path: Path, given: dict[str, str]) -> None:
+def test_defaults_of_torch_change_nothing(tmp_path, given):
     loop = partial(defaults, **given)
     first, second = run(tmp_path, loop, loop)
     assert (first.error, second.error) == ("", "")
@@ -121,7 +120,7 @@ def with_tables(peer: Peer) -> list[str]:
 
 
 @row("buffers of fp64, fp8, complex numbers, integers", "shared", "bit for bit, the first peer's")
-def test_buffers_of_other_types_travel_bit_for_bit(tmp_path: Path) -> None:
+def test_buffers_of_other_types_travel_bit_for_bit(tmp_path):
     first, second = values(tmp_path, with_tables, with_tables)
     alone = Tables()
     alone.spectrum *= 1j
@@ -143,7 +142,7 @@ def prunes(peer: Peer) -> list[Any]:
 
 
 @row("pruning within the block, by `torch.nn.utils.prune`", "shared", "by the first peer's masks")
-def test_masks_are_no_means_of_masks(tmp_path: Path) -> None:
+def test_masks_are_no_means_of_masks(tmp_path):
     first, second = values(tmp_path, prunes, prunes)
     assert first == second
     assert first[0] == [[0, 1, 1], [1, 1, 1]]
@@ -158,7 +157,7 @@ def with_odd_buffers(peer: Peer) -> list[float]:
 
 
 @row("complex128 or expanded buffers", "told", "they stay on each peer")
-def test_buffers_that_cannot_travel_are_named_once(tmp_path: Path) -> None:
+def test_buffers_that_cannot_travel_are_named_once(tmp_path):
     first, second = run(tmp_path, with_odd_buffers, with_odd_buffers)
     assert first.value == second.value
     for each in (first, second):
@@ -181,14 +180,14 @@ def parameters_of(dtype: torch.dtype) -> str:
 @pytest.mark.parametrize(
     "dtype", [torch.float64, torch.complex64, torch.complex128, torch.float8_e5m2], ids=str
 )
-def test_parameters_that_would_be_rounded_are_refused(dtype: torch.dtype) -> None:
+def test_parameters_that_would_be_rounded_are_refused(dtype):
     said = parameters_of(dtype)
     assert said.startswith(f"parameter 'weight' is of type {dtype}: ")
     assert "model.float()" in said
     assert "\n" not in said
 
 
-def test_frozen_parameters_may_be_of_any_type() -> None:
+def test_frozen_parameters_may_be_of_any_type():
     def named(value: complex) -> str | None:
         model = model_of()
         model.table = nn.Parameter(torch.tensor([value]), requires_grad=False)

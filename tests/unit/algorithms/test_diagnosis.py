@@ -73,9 +73,7 @@ NOISE = st.integers(0, 1000).map(random.Random)
 
 
 @given(PEERS, st.floats(0.03, 0.3), NOISE, st.data())
-def test_each_fault_of_a_link_is_named_and_nothing_else(
-    peers: int, share: float, noise: random.Random, data: st.DataObject
-) -> None:
+def test_each_fault_of_a_link_is_named_and_nothing_else(peers, share, noise, data):
     one, other = data.draw(st.permutations(range(peers)))[:2]
     for slow, place in (
         ({"up": {one: share}}, FaultPlace("uplink", f"w{one}")),
@@ -86,9 +84,7 @@ def test_each_fault_of_a_link_is_named_and_nothing_else(
 
 
 @given(PEERS, st.floats(2.0, 10.0), NOISE)
-def test_a_slow_machine_is_named_and_its_links_are_not(
-    peers: int, times: float, noise: random.Random
-) -> None:
+def test_a_slow_machine_is_named_and_its_links_are_not(peers, times, noise):
     slow = noise.randrange(peers)
     figures = simulated(
         peers, step_s={slow: 0.1 * times}, up={slow: 0.2}, down={slow: 0.2}, noise=noise
@@ -97,15 +93,13 @@ def test_a_slow_machine_is_named_and_its_links_are_not(
 
 
 @given(PEERS, st.floats(8.0, 50.0), NOISE)
-def test_a_slow_disk_is_named_though_it_costs_no_round(
-    peers: int, times: float, noise: random.Random
-) -> None:
+def test_a_slow_disk_is_named_though_it_costs_no_round(peers, times, noise):
     slow = noise.randrange(peers)
     (verdict,) = diagnose(simulated(peers, save_s={slow: 0.2 * times}, noise=noise), in_turn=False)
     assert (verdict.place, verdict.cost) == (FaultPlace("disk", f"w{slow}"), 0.0)
 
 
-def test_figures_of_a_verdict() -> None:
+def test_figures_of_a_verdict():
     """Of two peers only the slower direction can be named."""
     # 2 * 10 Mbit at 1 Mbit/s instead of 6.67: 17 s of a round of 22 s.
     uplink = FaultPlace("uplink", "w2")
@@ -121,13 +115,13 @@ def test_figures_of_a_verdict() -> None:
 
 
 @given(NOISE)
-def test_what_nobody_waits_for_is_no_fault(noise: random.Random) -> None:
+def test_what_nobody_waits_for_is_no_fault(noise):
     """As where rounds overlap with the steps."""
     slow = simulated(4, up={2: 0.1}, step_s={1: 0.5}, noise=noise)
     assert found([replace(each, stall_s=0.0) for each in slow]) == []
 
 
-def test_a_peer_that_lies_harms_nobody_else() -> None:
+def test_a_peer_that_lies_harms_nobody_else():
     honest = simulated(5)
     everyone = {f"w{n}": (1e-3, 1e9) for n in range(1, 5)}
     lies = replace(honest[0], received=everyone, step_s=1e-9, save_s=1e-9, stall_s=1e9)
@@ -153,7 +147,7 @@ def looks(
     return changes
 
 
-def test_a_fault_must_last_and_so_must_its_end() -> None:
+def test_a_fault_must_last_and_so_must_its_end():
     diagnosis = Diagnosis(in_turn=False)
     changes = looks(diagnosis, (4, {}), (6, {2: 0.1}), (6, {}))
     assert [(at, found) for at, _, found in changes] == [(30, True), (60, False)]
@@ -162,13 +156,13 @@ def test_a_fault_must_last_and_so_must_its_end() -> None:
     assert diagnosis.verdicts == []
 
 
-def test_short_faults_and_a_fault_at_the_limit_do_not_flicker() -> None:
+def test_short_faults_and_a_fault_at_the_limit_do_not_flicker():
     assert looks(Diagnosis(in_turn=False), *[(2, {2: 0.1}), (1, {})] * 20) == []
     spans = [(4, {2: 0.1}), *[(2, {2: 0.6}), (2, {2: 0.45})] * 10]
     assert [found for *_, found in looks(Diagnosis(in_turn=False), *spans)] == [True]
 
 
-def test_a_fault_goes_with_its_peer() -> None:
+def test_a_fault_goes_with_its_peer():
     diagnosis, uplink = Diagnosis(in_turn=False), FaultPlace("uplink", "w2")
     looks(diagnosis, (6, {2: 0.1}))
     assert [each.place for each in diagnosis.verdicts] == [uplink]

@@ -12,7 +12,6 @@ replicas keep what was not sent there are none.
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -221,9 +220,7 @@ EVENTS = st.lists(
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 @settings(max_examples=100)
 @given(EVENTS)
-def test_what_is_learned_is_never_dropped_nor_counted_twice(
-    plan: Plan, events: list[tuple[Any, ...]]
-) -> None:
+def test_what_is_learned_is_never_dropped_nor_counted_twice(plan, events):
     peer = Peer(plan)
     for name, *arguments in [*events, ("finish",)]:
         getattr(peer, name)(*arguments)
@@ -234,9 +231,7 @@ RANGES = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)).map(sorted).
 
 
 @given(RANGES, RANGES)
-def test_ranges_cover_what_either_covers_and_the_complement_the_rest(
-    some: list[tuple[int, int]], others: list[tuple[int, int]]
-) -> None:
+def test_ranges_cover_what_either_covers_and_the_complement_the_rest(some, others):
     both = union(some, others)
     assert list(both) == sorted(both)
     covered = [at for start, stop in both for at in range(start, stop)]

@@ -92,7 +92,7 @@ def lacks(outer: FragmentOptimizer, local: Tensor) -> list[float]:
     return found
 
 
-def test_a_round_without_overlap_ends_on_the_new_anchor() -> None:
+def test_a_round_without_overlap_ends_on_the_new_anchor():
     outer = optimizer(PLAIN)
     local = send(outer, LOCAL, step=5)
     assert outer.in_flight is not None
@@ -108,7 +108,7 @@ def test_a_round_without_overlap_ends_on_the_new_anchor() -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.25])
-def test_advancing_and_merging_is_applying(alpha: float) -> None:
+def test_advancing_and_merging_is_applying(alpha):
     plan = replace(PLAIN, merge_alpha=alpha)
     one, other = optimizer(plan), optimizer(plan)
     local = send(one, LOCAL) - 1
@@ -126,7 +126,7 @@ def test_advancing_and_merging_is_applying(alpha: float) -> None:
 KEEP = replace(PLAIN, overlap_steps=2, codec="sign", merge="keep")
 
 
-def test_what_two_states_one_after_the_other_have_counted_is_taken_out_once() -> None:
+def test_what_two_states_one_after_the_other_have_counted_is_taken_out_once():
     """Its round had all of its contribution, the first state has half of it, the second none."""
     outer = optimizer(KEEP)
     local = send(outer, LOCAL)
@@ -145,7 +145,7 @@ def test_what_two_states_one_after_the_other_have_counted_is_taken_out_once() ->
 # ----------------------------------------------------------------------- another peer's state
 
 
-def test_what_was_contributed_before_a_restart_is_not_contributed_again() -> None:
+def test_what_was_contributed_before_a_restart_is_not_contributed_again():
     """The state is from a checkpoint: the process that wrote it was in its round, on the left."""
     theirs = state_at(6, values(5, 5, 5, 5), history=(CountedRound(4, ((0, 2, GROUP),)),))
     outer = optimizer(PLAIN, version=4)
@@ -153,7 +153,7 @@ def test_what_was_contributed_before_a_restart_is_not_contributed_again() -> Non
 
 
 @pytest.mark.parametrize("plan", [PLAIN, replace(PLAIN, merge="keep")], ids=["reset", "keep"])
-def test_an_earlier_state_ends_the_round_and_forgets_what_was_sent(plan: Plan) -> None:
+def test_an_earlier_state_ends_the_round_and_forgets_what_was_sent(plan):
     """This peer goes back: a state of the others that counts rounds of these numbers counts others
     than those that it has sent."""
     outer = optimizer(plan, version=3)
@@ -173,7 +173,7 @@ def test_an_earlier_state_ends_the_round_and_forgets_what_was_sent(plan: Plan) -
 
 
 @pytest.mark.parametrize(("given_up", "back"), [(3, 2), (2, 2), (1, 0), (0, 0)])
-def test_what_a_minority_was_given_is_to_come_again(given_up: int, back: float) -> None:
+def test_what_a_minority_was_given_is_to_come_again(given_up, back):
     """Two rounds of one of two peers, each of 2, and 1 learned since; of the second the right was
     missed, where the local parameters keep it."""
     outer = optimizer(PLAIN, version=5)
@@ -199,7 +199,7 @@ def met(round_: int, mean: float, mean_anchor: Tensor) -> RoundResult:
     return RoundResult(round_, filled(mean), 2, (), (), mean_anchor=mean_anchor)
 
 
-def test_the_outer_step_pulls_towards_the_pair() -> None:
+def test_the_outer_step_pulls_towards_the_pair():
     outer = optimizer(PAIRS)
     local = end(outer, met(0, 4, filled(12)), send(outer, LOCAL))
     momentum = -0.5 * 4 - 0.25 * (10 - 12)
@@ -214,7 +214,7 @@ def test_the_outer_step_pulls_towards_the_pair() -> None:
 
 
 @pytest.mark.parametrize("lost", [True, False], ids=["lost round", "another state"])
-def test_a_head_start_is_taken_back(lost: bool) -> None:
+def test_a_head_start_is_taken_back(lost):
     """The update of the paper has none: it starts from its own anchor."""
     outer = optimizer(PAIRS)
     assert outer.go_on_from(filled(11), LOCAL) is None
@@ -230,7 +230,7 @@ def test_a_head_start_is_taken_back(lost: bool) -> None:
     assert outer.start is outer.state.anchor
 
 
-def test_the_schedule_says_which_round_is_next() -> None:
+def test_the_schedule_says_which_round_is_next():
     outer = optimizer(PAIRS)
     before = outer.state
     outer.skip_to(7)
@@ -243,7 +243,7 @@ def test_the_schedule_says_which_round_is_next() -> None:
         assert outer.in_flight.step == expected
 
 
-def test_the_final_average_takes_the_mean_of_all_anchors_and_no_momentum() -> None:
+def test_the_final_average_takes_the_mean_of_all_anchors_and_no_momentum():
     outer = optimizer(PAIRS)
     end(outer, met(0, 4, filled(12)), send(outer, LOCAL))
     sent = outer.contribute_values(outer.state.anchor, step=9)

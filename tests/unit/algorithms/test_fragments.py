@@ -36,9 +36,7 @@ def layers_of(fragment: Fragment) -> set[int]:
 
 
 @given(schemas(), st.integers(1, 40))
-def test_pieces_are_runs_of_whole_tensors_as_long_as_may_be(
-    schema: list[TensorSpec], elements: int
-) -> None:
+def test_pieces_are_runs_of_whole_tensors_as_long_as_may_be(schema, elements):
     cut = pieces(schema, elements)
     assert [f.index for f in cut] == list(range(len(cut)))
     assert [spec for f in cut for spec in f.specs] == schema
@@ -48,9 +46,7 @@ def test_pieces_are_runs_of_whole_tensors_as_long_as_may_be(
 
 
 @given(schemas(), st.data(), PATTERNS)
-def test_every_parameter_is_in_exactly_one_fragment(
-    schema: list[TensorSpec], data: st.DataObject, pattern: str
-) -> None:
+def test_every_parameter_is_in_exactly_one_fragment(schema, data, pattern):
     layers = {layer_of(spec.name) for spec in schema} - {None}
     fragments = partition(schema, data.draw(st.integers(1, len(layers))), pattern)
     assert Counter(spec for f in fragments for spec in f.specs) == Counter(schema)
@@ -61,9 +57,7 @@ def test_every_parameter_is_in_exactly_one_fragment(
 
 
 @given(schemas(), st.data())
-def test_strided_layers_go_round_and_the_rest_comes_last(
-    schema: list[TensorSpec], data: st.DataObject
-) -> None:
+def test_strided_layers_go_round_and_the_rest_comes_last(schema, data):
     layers = sorted({layer_of(spec.name) for spec in schema} - {None})
     count = data.draw(st.integers(min(2, len(layers)), len(layers)))
     fragments = partition(schema, count)
@@ -77,7 +71,7 @@ def test_strided_layers_go_round_and_the_rest_comes_last(
 
 
 @given(st.integers(2, 40), st.data())
-def test_sequential_fragments_are_even_runs_of_layers(layers: int, data: st.DataObject) -> None:
+def test_sequential_fragments_are_even_runs_of_layers(layers, data):
     count = data.draw(st.integers(2, layers))
     fragments = partition(
         [TensorSpec(f"layers.{n}.w", (1,)) for n in range(layers)], count, "sequential"
@@ -87,21 +81,21 @@ def test_sequential_fragments_are_even_runs_of_layers(layers: int, data: st.Data
     assert max(map(len, runs)) - min(map(len, runs)) <= 1
 
 
-def test_the_layer_is_the_first_numeric_component() -> None:
+def test_the_layer_is_the_first_numeric_component():
     layers = {"model.layers.12.mlp.weight": 12, "blocks.3.experts.5.w": 3, "0": 0, "h.7": 7}
     layers |= {"lm_head.weight": None, "layer3.weight": None}
     assert {name: layer_of(name) for name in layers} == layers
 
 
 @pytest.mark.parametrize("fragments", [-1, 3])
-def test_fragments_that_cannot_be_are_refused(fragments: int) -> None:
+def test_fragments_that_cannot_be_are_refused(fragments):
     schema = [TensorSpec("layers.0.w", (1,)), TensorSpec("layers.1.w", (1,))]
     with pytest.raises(ValueError, match=f"^{fragments} fragments of 2 layers; use 1 to 2$"):
         partition(schema, fragments, "strided")
 
 
 @given(st.lists(SHAPES, min_size=1, max_size=6))
-def test_flatten_and_views_are_inverse(shapes: list[tuple[int, ...]]) -> None:
+def test_flatten_and_views_are_inverse(shapes):
     fragment = Fragment(0, tuple(TensorSpec(f"p{i}", shape) for i, shape in enumerate(shapes)))
     tensors = {spec.name: torch.randn(spec.shape) for spec in fragment.specs}
     flat = fragment.flatten(tensors)
@@ -117,7 +111,7 @@ def test_flatten_and_views_are_inverse(shapes: list[tuple[int, ...]]) -> None:
         fragment.views(torch.zeros(longer))
 
 
-def test_a_fragment_takes_integers_in_their_own_shape_and_gives_them_back() -> None:
+def test_a_fragment_takes_integers_in_their_own_shape_and_gives_them_back():
     count, flags = torch.tensor((1 << 40) + 3), torch.tensor([True, False])
     specs = (
         TensorSpec("w", (2,)),

@@ -23,7 +23,7 @@ from murmuration.algorithms.link import Link, lognormal, parse_link
          Link(rate_mbps=20, delay_s=0.05, jitter_s=0.0005, loss=0.1)),
     ],
 )  # fmt: skip
-def test_what_it_understands(text: str, link: Link) -> None:
+def test_what_it_understands(text, link):
     assert parse_link(text) == link
 
 
@@ -45,7 +45,7 @@ def test_what_it_understands(text: str, link: Link) -> None:
         ("w0=20mbit", "'w0=20mbit' is no number"),
     ],
 )
-def test_what_it_refuses(text: str, said: str) -> None:
+def test_what_it_refuses(text, said):
     with pytest.raises(ValueError, match="link") as refusal:
         parse_link(text)
     assert said in str(refusal.value)
@@ -53,14 +53,14 @@ def test_what_it_refuses(text: str, said: str) -> None:
 
 
 @given(st.integers(1, 10_000), st.integers(0, 500), st.integers(0, 4), st.integers(0, 50))
-def test_what_it_prints_it_reads(rate: int, delay_ms: int, part: int, loss: int) -> None:
+def test_what_it_prints_it_reads(rate, delay_ms, part, loss):
     jitter_s = delay_ms * part / 4e3
     link = Link(rate_mbps=rate, delay_s=delay_ms / 1e3, jitter_s=jitter_s, loss=loss / 10)
     assert asdict(parse_link(str(link))) == pytest.approx(asdict(link), rel=1e-9)
 
 
 @given(st.floats(1e-3, 1e3), st.floats(0, 5))
-def test_the_parameters_give_back_mean_and_spread(mean_s: float, spread: float) -> None:
+def test_the_parameters_give_back_mean_and_spread(mean_s, spread):
     mu, s = lognormal(mean_s, spread)
     mean = math.exp(mu + s**2 / 2)
     assert mean == pytest.approx(mean_s)

@@ -20,7 +20,7 @@ from murmuration.algorithms.noloco import (
 )
 
 
-def test_two_steps_by_hand() -> None:
+def test_two_steps_by_hand():
     outer = ModifiedMomentum(a=0.5, b=0.25, c=0.5)
     one = torch.tensor
     anchor, momentum = outer.step(one([8.0]), one([0.0]), one([4.0]), one([6.0]))
@@ -29,7 +29,7 @@ def test_two_steps_by_hand() -> None:
     assert (anchor.item(), momentum.item()) == (6 - 1 + 2 + 2, 3.0)
 
 
-def test_it_is_the_papers_update_with_d_for_minus_g() -> None:
+def test_it_is_the_papers_update_with_d_for_minus_g():
     generator = torch.Generator().manual_seed(0)
     size, a, b, c = 4, 0.6, 0.8, 0.5
     phi, theta, delta = (torch.randn(size, 50, generator=generator) for _ in range(3))
@@ -44,9 +44,7 @@ def test_it_is_the_papers_update_with_d_for_minus_g() -> None:
 
 
 @given(st.floats(0, 0.98), st.floats(0.02, 0.98), st.floats(1, 50), st.integers(2, 9))
-def test_what_diverges_is_refused_with_the_nearest_value_that_does_not(
-    a: float, of_c: float, times: float, size: int
-) -> None:
+def test_what_diverges_is_refused_with_the_nearest_value_that_does_not(a, of_c, times, size):
     largest_c = largest_stable_c(a, size)
     c = of_c * largest_c
     cases: list[tuple[str, float, Callable[[float], GroupUpdate]]] = [
@@ -63,7 +61,7 @@ def test_what_diverges_is_refused_with_the_nearest_value_that_does_not(
         made(of_c * limit)
 
 
-def test_dilocos_momentum_is_refused_with_radius_and_both_ways_out() -> None:
+def test_dilocos_momentum_is_refused_with_radius_and_both_ways_out():
     assert f"{spectral_radius(0.9, 0.7):.4g}" == "1.098"
     with pytest.raises(ValueError, match="c is") as refused:
         ModifiedMomentum(a=0.9)
@@ -78,14 +76,14 @@ SIZES = st.integers(2, 16)
 
 
 @given(MOMENTA, SIZES)
-def test_the_largest_c_is_where_the_radius_is_one(a: float, size: int) -> None:
+def test_the_largest_c_is_where_the_radius_is_one(a, size):
     limit = largest_stable_c(a, size)
     assert spectral_radius(a, limit, size) == pytest.approx(1, abs=1e-6)
     assert spectral_radius(a, limit * 1.01, size) > 1
 
 
 @given(MOMENTA, SIZES, st.floats(0.02, 0.99))
-def test_beyond_the_largest_b_something_diverges(a: float, size: int, share: float) -> None:
+def test_beyond_the_largest_b_something_diverges(a, size, share):
     c = share * largest_stable_c(a, size)
     b = 1.01 * largest_stable_b(a, c, size)
     assert max(spectral_radius(a, c, size, drive=b), mean_spectral_radius(a, b)) > 1

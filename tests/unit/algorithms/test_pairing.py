@@ -17,9 +17,7 @@ SIZES = st.integers(2, 5)
 
 
 @given(U64, st.integers(0, 100), ROUNDS, U64, SWARMS, SIZES)
-def test_each_peer_is_in_one_group_or_in_none(
-    run: int, fragment: int, round_: int, epoch: int, peers: list[str], size: int
-) -> None:
+def test_each_peer_is_in_one_group_or_in_none(run, fragment, round_, epoch, peers, size):
     made = groups(run, fragment, round_, epoch, peers, size)
     together = min(size, len(peers))
     members = [peer for group in made for peer in group]
@@ -31,7 +29,7 @@ def test_each_peer_is_in_one_group_or_in_none(
 
 @settings(max_examples=30)
 @given(U64, SWARMS, SIZES, ROUNDS)
-def test_sitting_out_goes_by_turns(run: int, peers: list[str], size: int, first: int) -> None:
+def test_sitting_out_goes_by_turns(run, peers, size, first):
     """In as many rounds as there are peers, each sits out as often; never twice running."""
     epoch, before = membership_epoch(peers), set[str]()
     count: Counter[str] = Counter(dict.fromkeys(peers, 0))
@@ -44,7 +42,7 @@ def test_sitting_out_goes_by_turns(run: int, peers: list[str], size: int, first:
 
 
 @pytest.mark.parametrize("peers", [2, 3, 8, 9])
-def test_every_two_peers_meet_about_equally_often(peers: int) -> None:
+def test_every_two_peers_meet_about_equally_often(peers):
     swarm, rounds = [f"peer-{index:02d}" for index in range(peers)], 400 * peers
     met: Counter[tuple[str, ...]] = Counter()
     for round_ in range(rounds):
@@ -54,7 +52,7 @@ def test_every_two_peers_meet_about_equally_often(peers: int) -> None:
     assert all(0.8 * expected < times < 1.2 * expected for times in met.values())
 
 
-def test_groups_are_the_same_on_every_machine_and_version() -> None:
+def test_groups_are_the_same_on_every_machine_and_version():
     """Two versions that disagree here would wait for each other's partners."""
     assert membership_epoch(["a", "b", "c"]) == 72537297551412712
     assert groups(1, 2, 3, 4, [*"abcde"]) == (("c", "d"), ("a", "b"))
@@ -75,9 +73,7 @@ PAIRS = st.frozensets(st.sampled_from(list(combinations(PEERS, 2))), max_size=12
 
 
 @given(drawn_groups(), PAIRS)
-def test_nobody_is_with_whom_it_does_not_reach(
-    groups: list[list[str]], unreachable: frozenset[tuple[str, str]]
-) -> None:
+def test_nobody_is_with_whom_it_does_not_reach(groups, unreachable):
     before = [list(group) for group in groups]
     made = separated(groups, unreachable)
     assert groups == before
@@ -102,8 +98,6 @@ def test_nobody_is_with_whom_it_does_not_reach(
         (["ab", "cd"], "ab ac ad", "", ["cd"]),  # who reaches nobody, with its partner alone
     ],
 )
-def test_who_changes_places_and_who_sits_out(
-    drawn: list[str], unreachable: str, bench: str, made: list[str]
-) -> None:
+def test_who_changes_places_and_who_sits_out(drawn, unreachable, bench, made):
     pairs = {(one, other) for one, other in unreachable.split()}
     assert separated(drawn, pairs, bench) == [list(group) for group in made]

@@ -57,7 +57,7 @@ PAIRS = {"exchange": "pairs", "outer_lr": 0.7, "outer_momentum": 0.5, "outer_pul
         ({**PAIRS, "payload": "gradient", "inner_steps": 1}, r"pairs exchange pseudo-gradients"),
     ],
 )
-def test_what_cannot_work_is_refused(changes: dict[str, object], message: str) -> None:
+def test_what_cannot_work_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         Plan(**changes)
 
@@ -72,5 +72,5 @@ def test_what_cannot_work_is_refused(changes: dict[str, object], message: str) -
         {"outer_pull": 4.0},  # which pairs could not take
     ],
 )
-def test_what_can_work_is_taken(changes: dict[str, object]) -> None:
+def test_what_can_work_is_taken(changes):
     Plan(**changes)

@@ -27,7 +27,7 @@ from murmuration.algorithms.reducers import (
         ("abcd", "ax bx", "abcd"),
     ],
 )
-def test_reached_by_all(group: str, unreachable: str, reached: str) -> None:
+def test_reached_by_all(group, unreachable, reached):
     """At least a third of the group: one that hardly anybody reaches does not count."""
     pairs = {(one, other) for one, other in unreachable.split()}
     assert reached_by_all(group, pairs) == set(reached)
@@ -36,7 +36,7 @@ def test_reached_by_all(group: str, unreachable: str, reached: str) -> None:
 EIGHT = [f"peer-{letter}" for letter in "abcdefgh"]
 
 
-def test_the_shards_of_a_lost_peer_go_to_all_others_in_turn() -> None:
+def test_the_shards_of_a_lost_peer_go_to_all_others_in_turn():
     heirs: Counter[str] = Counter()
     for fragment in range(700):
         for order in reducer_orders(7, fragment, EIGHT):
@@ -46,7 +46,7 @@ def test_the_shards_of_a_lost_peer_go_to_all_others_in_turn() -> None:
     assert all(60 <= count <= 145 for count in heirs.values())  # 100 on average
 
 
-def test_weights_are_the_same_on_every_machine_and_version() -> None:
+def test_weights_are_the_same_on_every_machine_and_version():
     """Two versions that disagree here would send one shard to two reducers."""
     assert weight(b"key", "peer") == 15262365844821319713
     orders = reducer_orders(1, 2, ["a", "b", "c"])
@@ -65,7 +65,5 @@ def test_weights_are_the_same_on_every_machine_and_version() -> None:
         pytest.param("abc", "dd d d", "", "d", id="the group is gone"),
     ],
 )
-def test_the_next_group_is_what_most_shards_have_counted(
-    group: str, contributors: str, joiners: str, found: str
-) -> None:
+def test_the_next_group_is_what_most_shards_have_counted(group, contributors, joiners, found):
     assert next_group(group, contributors.split(), joiners) == tuple(found)

@@ -77,7 +77,7 @@ def only(outer: list[Outer]) -> tuple[float, float]:
     return state.anchor[0].item(), state.momentum[0].item()
 
 
-def test_ddp_is_training_all_parameters_on_the_mean_of_the_gradients_bit_for_bit() -> None:
+def test_ddp_is_training_all_parameters_on_the_mean_of_the_gradients_bit_for_bit():
     targets = {"a": 1.1, "b": -7.3, "c": 0.2}
     replicas = {peer: bowl(target, "x", "y") for peer, target in targets.items()}
     plan = Plan(inner_steps=1, payload="gradient")
@@ -110,7 +110,7 @@ def test_ddp_is_training_all_parameters_on_the_mean_of_the_gradients_bit_for_bit
         ),
     ],
 )
-def test_fragments_by_hand(plan: Plan, steps: int, steps_learned: dict[str, list[int]]) -> None:
+def test_fragments_by_hand(plan, steps, steps_learned):
     names = tuple(steps_learned)
     outer = train(plan, fragments_of(*names), {peer: slope(*names) for peer in "ab"}, steps)
     for state, learned in zip(outer, steps_learned.values(), strict=True):
@@ -118,7 +118,7 @@ def test_fragments_by_hand(plan: Plan, steps: int, steps_learned: dict[str, list
         assert (state.anchor[0].item(), state.momentum[0].item()) == (anchor, buffer)
 
 
-def test_alpha_keeps_its_share_of_the_steps_during_the_overlap_by_hand() -> None:
+def test_alpha_keeps_its_share_of_the_steps_during_the_overlap_by_hand():
     """Local: 4, 3.75, 3.5 (sent), 3.25 -> merged 0.5*3.25 + 0.5*3.5 = 3.375, then 3.125 (sent)."""
     plan = Plan(inner_steps=2, overlap_steps=1, merge_alpha=0.5, outer_lr=1.0, outer_momentum=0.0)
     replica = slope("x")
@@ -128,7 +128,7 @@ def test_alpha_keeps_its_share_of_the_steps_during_the_overlap_by_hand() -> None
     assert replica.parameters["x"].tolist() == [3.125, 3.125]
 
 
-def test_contributions_go_through_their_codec_and_the_mean_through_its_own() -> None:
+def test_contributions_go_through_their_codec_and_the_mean_through_its_own():
     """Targets whose pseudo-gradients bf16 cannot hold."""
     targets = {"a": 4 - 1.0009765625, "b": 4 - 2.0}  # g = 0.25 * (1 + 2^-10) and 0.25 * 2
 
@@ -144,7 +144,7 @@ def test_contributions_go_through_their_codec_and_the_mean_through_its_own() -> 
 @pytest.mark.parametrize(
     ("consensus", "anchor"), [(False, [3.25, 4.25]), (True, [3.0, 4.0])], ids=["", "consensus"]
 )
-def test_keeping_by_hand(consensus: bool, anchor: list[float]) -> None:
+def test_keeping_by_hand(consensus, anchor):
     """One peer, H = 1, a slope of 0.5 a step in one value and none in the other.
 
     Step 1: D is (0.5, 0), sent as (0.25, 0.25); the anchor goes from 4 to 3.75, the replica to

@@ -29,7 +29,7 @@ def contributions(count: int, seed: int) -> list[torch.Tensor]:
 
 
 @given(NORMS, st.floats(1, 10))
-def test_no_contribution_counts_more_than_the_limit(norms: list[float], limit: float) -> None:
+def test_no_contribution_counts_more_than_the_limit(norms, limit):
     factors = norm_factors(norm_ratios(norms), limit)
     median = sorted(norms)[(len(norms) - 1) // 2]
     limit = limit_of(limit, len(norms))
@@ -43,9 +43,7 @@ def test_no_contribution_counts_more_than_the_limit(norms: list[float], limit: f
 
 
 @given(st.integers(3, 8), SEEDS, st.floats(4, 1e6))
-def test_one_far_contribution_moves_the_mean_by_no_more_than_its_share(
-    count: int, seed: int, times: float
-) -> None:
+def test_one_far_contribution_moves_the_mean_by_no_more_than_its_share(count, seed, times):
     each = contributions(count, seed)
     attacked = [each[0] * -times, *each[1:]]
     factors = norm_factors(norm_ratios([norm(one) for one in attacked]), 3.0)
@@ -55,7 +53,7 @@ def test_one_far_contribution_moves_the_mean_by_no_more_than_its_share(
 
 
 @given(st.integers(5, 9), SEEDS, st.sampled_from([-1e9, 1e9]))
-def test_the_trimmed_mean_lies_among_the_others(count: int, seed: int, value: float) -> None:
+def test_the_trimmed_mean_lies_among_the_others(count, seed, value):
     each = contributions(count, seed)
     honest = torch.stack(each[1:])
     attacked = [torch.full((17,), value), *each[1:]]
@@ -66,9 +64,7 @@ def test_the_trimmed_mean_lies_among_the_others(count: int, seed: int, value: fl
 
 
 @given(size=st.floats(0.1, 9.9), limit=st.floats(1, 6), rounds=st.integers(1, 60))
-def test_what_a_replica_keeps_of_itself_never_puts_it_in_quarantine(
-    size: float, limit: float, rounds: int
-) -> None:
+def test_what_a_replica_keeps_of_itself_never_puts_it_in_quarantine(size, limit, rounds):
     """A peer that is always `size` medians large, and contributes what it has kept as well."""
     quarantine, kept = Quarantine(), 0.0
     for round_ in range(rounds):
@@ -81,7 +77,7 @@ def test_what_a_replica_keeps_of_itself_never_puts_it_in_quarantine(
     assert not quarantine.peers
 
 
-def test_a_liar_is_out_after_twelve_ordinary_rounds_and_then_after_twice_as_many() -> None:
+def test_a_liar_is_out_after_twelve_ordinary_rounds_and_then_after_twice_as_many():
     quarantine, round_ = Quarantine(), 0
     for rounds in (12, 24):
         assert quarantine.caught("a")
@@ -105,14 +101,14 @@ def test_a_liar_is_out_after_twelve_ordinary_rounds_and_then_after_twice_as_many
         ([], 0, math.inf),
     ],
 )
-def test_the_largest_norm_of_a_mean(norms: list[float], missing: int, most: float) -> None:
+def test_the_largest_norm_of_a_mean(norms, missing, most):
     assert most_norm(norms, missing, 3.0) == pytest.approx(most)
 
 
 @pytest.mark.parametrize("ratio", [11.0, 1e9, float("inf")])
 def test_three_far_rounds_put_a_peer_in_quarantine_and_ordinary_ones_let_it_out(
-    ratio: float,
-) -> None:
+    ratio,
+):
     quarantine = Quarantine()
     rounds = [(0, number, ratio) for number in (0, 0, 0, 0, 1, 1, 2)]  # shards of one count once
     rounds += [(0, 3, 1.0), (1, 0, 1.0), (1, 1, 1.0)]

@@ -32,7 +32,7 @@ def plan(**changes: int) -> Schedule:
 
 
 @given(schedules())
-def test_every_fragment_syncs_every_h_steps_exactly_and_at_the_end(schedule: Schedule) -> None:
+def test_every_fragment_syncs_every_h_steps_exactly_and_at_the_end(schedule):
     for fragment in range(schedule.fragments):
         steps = send_steps(schedule, fragment)
         assert steps[0] == min(schedule.offset(fragment), schedule.steps)
@@ -44,7 +44,7 @@ def test_every_fragment_syncs_every_h_steps_exactly_and_at_the_end(schedule: Sch
 
 @given(schedules())
 @example(Schedule(fragments=3, inner_steps=3, overlap_steps=3, steps=7))
-def test_every_round_is_applied_once_in_order_and_tau_steps_later(schedule: Schedule) -> None:
+def test_every_round_is_applied_once_in_order_and_tau_steps_later(schedule):
     in_flight: dict[int, tuple[Due, int]] = {}
     applied: dict[int, list[int]] = {f: [] for f in range(schedule.fragments)}
 
@@ -75,14 +75,14 @@ def test_every_round_is_applied_once_in_order_and_tau_steps_later(schedule: Sche
     [(10, [4, 8, 10]), (8, [4, 8])],
     ids=["the closing round takes the steps left over", "no round more"],
 )
-def test_how_a_run_ends(steps: int, sent: list[int]) -> None:
+def test_how_a_run_ends(steps, sent):
     schedule = plan(steps=steps)
     assert send_steps(schedule, 0) == sent
     assert schedule.rounds(0) == len(sent)
     assert schedule.sends(steps) == (Due(0, len(sent) - 1),)
 
 
-def test_two_fragments_with_overlap_by_hand() -> None:
+def test_two_fragments_with_overlap_by_hand():
     schedule = plan(fragments=2, overlap_steps=1, steps=10)
     sent = [schedule.sends(step) for step in range(1, 11)]
     first = [(), (Due(0, 0),), (), (Due(1, 0),), (), (Due(0, 1),), (), (Due(1, 1),), ()]
@@ -91,7 +91,7 @@ def test_two_fragments_with_overlap_by_hand() -> None:
     assert applied == [(), *first]  # what the last step sends is applied at once
 
 
-def test_the_last_step_applies_what_is_in_flight_oldest_first() -> None:
+def test_the_last_step_applies_what_is_in_flight_oldest_first():
     schedule = plan(fragments=4, overlap_steps=3, steps=7)
     assert applies(schedule, 7) == (Due(3, 0), Due(0, 1), Due(1, 1))
 
@@ -108,14 +108,12 @@ def test_the_last_step_applies_what_is_in_flight_oldest_first() -> None:
         ({"steps": 0}, r"^steps is 0; it must be at least 1$"),
     ],
 )
-def test_impossible_schedules_are_refused_with_the_value(
-    changes: dict[str, int], message: str
-) -> None:
+def test_impossible_schedules_are_refused_with_the_value(changes, message):
     with pytest.raises(ValueError, match=message):
         plan(**changes)
 
 
-def test_fragments_that_are_due_together_may_be_more_than_the_period_has_steps() -> None:
+def test_fragments_that_are_due_together_may_be_more_than_the_period_has_steps():
     schedule = Schedule(fragments=3, inner_steps=2, overlap_steps=0, steps=5, together=True)
     sent = {step: [due.fragment for due in schedule.sends(step)] for step in range(1, 6)}
     assert sent == {1: [], 2: [0, 1, 2], 3: [], 4: [0, 1, 2], 5: [0, 1, 2]}

@@ -63,20 +63,16 @@ LATENCIES = st.sampled_from((0.0, 0.03, 0.7))
 class TestClosedForms:
     @settings(max_examples=40)
     @given(case=cases())
-    def test_an_infinitely_fast_link_costs_nothing(
-        self, case: tuple[Workload, PlannedRounds]
-    ) -> None:
+    def test_an_infinitely_fast_link_costs_nothing(self, case):
         assert at(*case, math.inf) == pytest.approx(1, rel=1e-9)
 
-    def test_data_parallel_on_one_layer_waits_for_all_of_it(self) -> None:
+    def test_data_parallel_on_one_layer_waits_for_all_of_it(self):
         one = Workload(step_s=0.1, layers=(1000,))  # 32,000 bits: 0.4 s at 0.08 Mbit/s
         assert at(one, rounds(one), 0.08) == pytest.approx(0.1 / 0.5)
         assert at(one, rounds(one), 0.08, 0.5) == pytest.approx(0.1 / 1.0)
 
     @given(st.integers(1, 12), st.data(), SPEEDS, LATENCIES)
-    def test_one_fragment_is_free_for_tau_steps(
-        self, inner_steps: int, data: st.DataObject, mbps: float, latency_s: float
-    ) -> None:
+    def test_one_fragment_is_free_for_tau_steps(self, inner_steps, data, mbps, latency_s):
         tau = data.draw(st.integers(0, inner_steps))
         takes_s = 32 * SMALL.parameters / (mbps * 1e6) + latency_s
         waits_s = max(0.0, takes_s - tau * SMALL.step_s)
@@ -85,9 +81,7 @@ class TestClosedForms:
         assert found == pytest.approx(computes_s / (computes_s + waits_s), rel=1e-9)
 
     @given(cases(), SPEEDS, LATENCIES)
-    def test_it_is_what_the_engines_schedule_gives_step_by_step(
-        self, case: tuple[Workload, PlannedRounds], mbps: float, latency_s: float
-    ) -> None:
+    def test_it_is_what_the_engines_schedule_gives_step_by_step(self, case, mbps, latency_s):
         workload, sent = case
         counted = 2 * SKIPPED * sent.inner_steps
         schedule = Schedule(
@@ -117,9 +111,7 @@ class TestClosedForms:
 
 @settings(max_examples=40)
 @given(case=cases(), mbps=SPEEDS, latency_s=LATENCIES)
-def test_faster_links_and_overlap_never_cost_and_bits_and_latency_never_help(
-    case: tuple[Workload, PlannedRounds], mbps: float, latency_s: float
-) -> None:
+def test_faster_links_and_overlap_never_cost_and_bits_and_latency_never_help(case, mbps, latency_s):
     found = utilization(*case, np.geomspace(1e-4, 1e4, 60), latency_s=latency_s)
     assert ((found > 0) & (found <= 1)).all()
     assert (np.diff(found) >= -1e-9).all()
@@ -136,7 +128,7 @@ def test_faster_links_and_overlap_never_cost_and_bits_and_latency_never_help(
 
 
 class TestPrediction:
-    def test_diloco_by_hand(self) -> None:
+    def test_diloco_by_hand(self):
         # 1.5 x 32 bits x 6,500 parameters = 0.312 Mbit: 0.312 s, and 2 x 0.1 s of delay.
         link = Link(rate_mbps=1, delay_s=0.08, jitter_s=0.02)
         assert asdict(predict(replace(DILOCO, inner_steps=10), SMALL, link, 4)) == pytest.approx(
@@ -148,7 +140,7 @@ class TestPrediction:
             }
         )  # fmt: skip
 
-    def test_what_goes_ahead_costs_no_time_while_the_link_has_room(self) -> None:
+    def test_what_goes_ahead_costs_no_time_while_the_link_has_room(self):
         pairs, link = PRESETS["noloco"], Link(rate_mbps=1.0)
         wide = predict(pairs, SMALL, link, 4)
         assert wide.stall_s_per_period == pytest.approx(32 * 6500 / 1e6, rel=1e-6)
@@ -156,7 +148,7 @@ class TestPrediction:
         assert narrow.period_s == pytest.approx(2 * 32 * 6500 / 1e5)
         assert narrow.link_share == pytest.approx(1)
 
-    def test_local_training_sends_nothing(self) -> None:
+    def test_local_training_sends_nothing(self):
         told = predict(PRESETS["local"], SMALL, Link(rate_mbps=0.001, delay_s=9), 4)
         nothing = {"bytes_per_step": 0, "bytes_per_sync": 0, "largest_sync_bytes": 0}
         nothing |= {"ddp_ratio": None, "link_share": 0, "peak_link_share": 0}
@@ -166,7 +158,7 @@ class TestPrediction:
 
     @pytest.mark.parametrize("preset", sorted(set(PRESETS) - {"local"}))
     @pytest.mark.parametrize("target", [0.5, 0.9, 0.99])
-    def test_the_needed_speed_is_just_enough(self, preset: str, target: float) -> None:
+    def test_the_needed_speed_is_just_enough(self, preset, target):
         plan, near = PRESETS[preset], Link(rate_mbps=1, delay_s=1e-6)
         mbps = needed_mbps(plan, SMALL, near, 4, target)
         assert mbps is not None
@@ -174,7 +166,7 @@ class TestPrediction:
         less = predict(plan, SMALL, replace(near, rate_mbps=0.995 * mbps), 4)
         assert less.utilization < target <= enough.utilization
 
-    def test_no_speed_makes_up_for_a_delay(self) -> None:
+    def test_no_speed_makes_up_for_a_delay(self):
         assert needed_mbps(DILOCO, SMALL, Link(rate_mbps=1, delay_s=5), 4, 0.5) is None
 
 
@@ -198,7 +190,7 @@ def like_steps(plan: Plan) -> float:
 @pytest.mark.parametrize(
     ("target", "mbps"), [(0.5, 0.3), (0.95, 0.3), (0.99, 3.0), (0.95, 300.0), (0.99, 300.0)]
 )
-def test_each_has_the_smallest_h_that_reaches_the_target(target: float, mbps: float) -> None:
+def test_each_has_the_smallest_h_that_reaches_the_target(target, mbps):
     link = Link(rate_mbps=mbps, delay_s=0.02)
     ranked = propose(target, PLANS, SMALL, link, 4)
     assert ranked
@@ -215,7 +207,7 @@ def test_each_has_the_smallest_h_that_reaches_the_target(target: float, mbps: fl
     assert {preset for preset, *_ in ranked} <= PRESETS.keys() - {"local"}
 
 
-def test_what_cannot_be_reached_names_the_speed_that_could() -> None:
+def test_what_cannot_be_reached_names_the_speed_that_could():
     slow = Link(rate_mbps=1e-5)
     plans = {name: PLANS[name] for name in ("streaming", "noloco")}
     assert not propose(0.9, plans, SMALL, slow, 4)

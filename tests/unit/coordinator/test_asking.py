@@ -41,13 +41,13 @@ class FakeSwarm:
         return set(AskedSwarm(address, self.ask).look().answers)
 
 
-def test_each_peer_is_asked_itself() -> None:
+def test_each_peer_is_asked_itself():
     swarm = FakeSwarm("w0", "w1", "w2")
     assert swarm.answers() == {"w0", "w1", "w2"}
     assert sorted(swarm.asked) == ["w0:7700", "w1:7700", "w2:7700"]  # the first, only once
 
 
-def test_the_dead_and_the_relayed_are_not_asked_from_here() -> None:
+def test_the_dead_and_the_relayed_are_not_asked_from_here():
     swarm = FakeSwarm("w0", "w1", "w2", "w3")
     swarm.members[1]["health"], swarm.members[2]["health"] = "dead", "left"
     swarm.members[3]["address"] = "w3@w0:7700"
@@ -55,13 +55,13 @@ def test_the_dead_and_the_relayed_are_not_asked_from_here() -> None:
     assert swarm.asked == ["w0:7700"]
 
 
-def test_another_peer_behind_the_address_is_not_taken_for_the_one_that_had_it() -> None:
+def test_another_peer_behind_the_address_is_not_taken_for_the_one_that_had_it():
     swarm = FakeSwarm("w0", "w1")
     swarm.documents["w1:7700"] = {"peer": "w9"}
     assert swarm.answers() == {"w0"}
 
 
-def test_when_the_first_one_ends_another_is_asked() -> None:
+def test_when_the_first_one_ends_another_is_asked():
     swarm = FakeSwarm("w0", "w1")
     watched = AskedSwarm("w0:7700", swarm.ask)
     watched.look()
@@ -72,7 +72,7 @@ def test_when_the_first_one_ends_another_is_asked() -> None:
         watched.look()
 
 
-def test_members_that_are_none_are_passed_over() -> None:
+def test_members_that_are_none_are_passed_over():
     swarm = FakeSwarm("w0")
     swarm.members[:] = [*swarm.members, "w1", {"peer": 3, "health": "alive"}]  # type: ignore[list-item]
     assert swarm.answers() == {"w0"}
@@ -98,7 +98,7 @@ def read(url: str, wanted: Callable[[Document], bool]) -> Document:
         assert time.monotonic() < deadline, document
 
 
-def test_the_page_shows_each_peer_by_its_own_word_where_it_answers(tmp_path: Path) -> None:
+def test_the_page_shows_each_peer_by_its_own_word_where_it_answers(tmp_path):
     """The coordinator knows two workers, of which one answers."""
     swarm = FakeSwarm("w0", "w1")
     swarm.documents["c:7600"] = {"kind": "coordinator", "run": "aa", "members": swarm.members}
@@ -109,7 +109,7 @@ def test_the_page_shows_each_peer_by_its_own_word_where_it_answers(tmp_path: Pat
     assert [(row["peer"], row["answers"]) for row in told["peers"]] == [("w0", True), ("w1", False)]
 
 
-def test_where_nobody_answers_the_page_is_served_all_the_same_and_only_once(tmp_path: Path) -> None:
+def test_where_nobody_answers_the_page_is_served_all_the_same_and_only_once(tmp_path):
     swarm = AskedSwarm("nobody:1", FakeSwarm().ask)
     with page_of(swarm, tmp_path) as url:
         told = read(url, lambda told: True)

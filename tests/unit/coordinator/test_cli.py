@@ -3,9 +3,7 @@
 import subprocess
 import sys
 from contextlib import chdir
-from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner
 
@@ -29,9 +27,7 @@ from murmuration.worker.identity.certificates import IdentityError, Role
         (cli.status, "nowhere", 2, "is no HOST:PORT"),
     ],
 )
-def test_bad_input_is_one_line_with_its_exit_code(
-    command: click.Command, typed: str, code: int, words: str, tmp_path: Path
-) -> None:
+def test_bad_input_is_one_line_with_its_exit_code(command, typed, code, words, tmp_path):
     (tmp_path / "file").write_text("")
     with chdir(tmp_path):
         run = CliRunner().invoke(command, typed.split())
@@ -41,14 +37,14 @@ def test_bad_input_is_one_line_with_its_exit_code(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_importing_the_commands_imports_nothing_heavy() -> None:
+def test_importing_the_commands_imports_nothing_heavy():
     heavy = {"torch", "grpc", "matplotlib", "rich", "numpy", "starlette", "uvicorn"}
     code = f"import sys, murmuration.coordinator.cli; print(*sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
 
 
-def test_a_coordinator_of_a_network_begins_the_runs_authority(tmp_path: Path) -> None:
+def test_a_coordinator_of_a_network_begins_the_runs_authority(tmp_path):
     assert cli._identity_for(tmp_path / "a", public=False, insecure=False) == (None, None)
     assert cli._identity_for(tmp_path / "a", public=True, insecure=True) == (None, None)
     assert not (tmp_path / "a").exists()
@@ -63,7 +59,7 @@ def test_a_coordinator_of_a_network_begins_the_runs_authority(tmp_path: Path) ->
         cli._identity_for(tmp_path / "file", public=True, insecure=False)
 
 
-def test_a_coordinator_process_ends_cleanly_when_told_to() -> None:
+def test_a_coordinator_process_ends_cleanly_when_told_to():
     command = [sys.executable, "-m", "murmuration.coordinator.cli"]
     command += ["--listen", "127.0.0.1:0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -21,13 +21,13 @@ def stages_of(launch: Launch) -> list[str]:
     return [c[c.index("--stage") + 1] for c in commands if "--stage" in c]
 
 
-def test_stages_are_shared_out_in_turns_and_checkpoints_keep_theirs() -> None:
+def test_stages_are_shared_out_in_turns_and_checkpoints_keep_theirs():
     assert stages_of(staged(resume=False)) == ["0", "1", "0", "1"]
     assert stages_of(staged()) == []
 
 
 @pytest.mark.parametrize("where", ["--set", "file"])
-def test_stages_are_counted_by_the_flag(where: str, tmp_path: Path) -> None:
+def test_stages_are_counted_by_the_flag(where, tmp_path):
     path = tmp_path / "run.toml"
     path.write_text("[stages]\ncount = 2\n")
     other = {"config": path} if where == "file" else {"settings": ("stages.count=2",)}
@@ -39,7 +39,7 @@ def test_stages_are_counted_by_the_flag(where: str, tmp_path: Path) -> None:
     Launch(workers=2, out=tmp_path, config=tmp_path / "missing.toml").check()
 
 
-def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_share_the_cores(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)), raising=False)
     assert [Launch.fair_threads(n) for n in (0, 1, 3, 8, 64)] == [8, 8, 2, 1, 1]
@@ -47,7 +47,7 @@ def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Launch.fair_threads(4) is None
 
 
-def test_command_lines() -> None:
+def test_command_lines():
     launch = Launch(
         workers=2, out=Path("o"), preset="ddp", steps=9, text='a "b"', settings=("x.y=1",),
         config=Path("run.toml"), resume=True, threads=1, program=("murmur",), track=("x", "y"),
@@ -65,7 +65,7 @@ def test_command_lines() -> None:
 # -------------------------------------------------------------------------------------- slow links
 
 
-def test_each_worker_has_its_own_link_or_the_common_one() -> None:
+def test_each_worker_has_its_own_link_or_the_common_one():
     links = Launch(workers=4, links=("w0=5mbit", "w2=100mbit,delay=20ms", "20mbit")).link_of()
     assert list(links) == ["w0", "w1", "w2", "w3"]
     assert links["w0"] == Link(rate_mbps=5)
@@ -86,9 +86,7 @@ def test_each_worker_has_its_own_link_or_the_common_one() -> None:
         (("w0=20mbit,loss=inf",), "loss is broken connections a minute"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_starts(
-    texts: tuple[str, ...], said: str, tmp_path: Path
-) -> None:
+def test_what_is_wrong_is_said_before_anything_starts(texts, said, tmp_path):
     arguments = ["--workers", "2", "--out", str(tmp_path / "out")]
     for text in texts:
         arguments += ["--link", text]

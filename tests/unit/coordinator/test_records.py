@@ -19,7 +19,7 @@ def progress(step: int) -> dict[str, object]:
     }  # fmt: skip
 
 
-def test_the_curve_is_bounded_and_keeps_its_start(record: Record) -> None:
+def test_the_curve_is_bounded_and_keeps_its_start(record):
     for step in range(20_000):
         record.apply(progress(step), 0.0)
     assert len(record.curve) <= 4096
@@ -27,7 +27,7 @@ def test_the_curve_is_bounded_and_keeps_its_start(record: Record) -> None:
     assert record.curve[-1][0] > 19_000
 
 
-def test_a_repeated_round_counts_once(record: Record) -> None:
+def test_a_repeated_round_counts_once(record):
     for round_ in (1, 2, 2, 1, 3):
         record.apply({"event": "round", "fragment": 0, "round": round_}, 0.0)
     record.apply({"event": "round", "fragment": 1, "round": 1}, 0.0)
@@ -35,7 +35,7 @@ def test_a_repeated_round_counts_once(record: Record) -> None:
     assert (record.rounds_completed, record.rounds_failed) == (4, 1)
 
 
-def test_lost_steps_are_those_of_all_times_so_far(record: Record) -> None:
+def test_lost_steps_are_those_of_all_times_so_far(record):
     for lost in (3, 7, 7):
         record.apply({"event": "put_back", "steps": 4, "steps_lost": lost}, 0.0)
     assert record.steps_lost == 7
@@ -43,7 +43,7 @@ def test_lost_steps_are_those_of_all_times_so_far(record: Record) -> None:
     assert record.steps_lost == 9
 
 
-def test_values_of_a_wrong_type_are_passed_over(record: Record) -> None:
+def test_values_of_a_wrong_type_are_passed_over(record):
     record.apply(progress(10), 0.0)
     record.apply({"event": ["what"]}, 0.0)
     record.apply({"event": "progress", "step": "x", "loss": "y", "state": 3, "rounds": None}, 0.0)
@@ -53,7 +53,7 @@ def test_values_of_a_wrong_type_are_passed_over(record: Record) -> None:
     assert curve_of({"x": "no list"}, "x") == []
 
 
-def test_a_silent_worker_is_shown_as_such_once_it_has_started(record: Record) -> None:
+def test_a_silent_worker_is_shown_as_such_once_it_has_started(record):
     assert record.seen(60.0).state == "starting"
     record.apply(progress(1), 60.0)
     assert record.seen(61.0).state == "training"
@@ -63,8 +63,8 @@ def test_a_silent_worker_is_shown_as_such_once_it_has_started(record: Record) ->
 
 
 def test_losses_on_the_way_are_kept_in_order_and_the_workers_own_curve_counts(
-    record: Record,
-) -> None:
+    record,
+):
     for step, loss in ((20, 3.0), (20, 9.0), (10, 9.0), (40, math.nan), (60, 2.0), ("x", 1.0)):
         record.apply({"event": "validation", "step": step, "val_loss": loss}, 0.0)
     assert record.validation_curve() == [(20, 3.0), (60, 2.0)]
@@ -72,7 +72,7 @@ def test_losses_on_the_way_are_kept_in_order_and_the_workers_own_curve_counts(
     assert record.validation_curve() == [(20, 3.0), (40, 2.5), (60, 2.0)]
 
 
-def test_a_record_knows_the_faults_that_its_worker_found_and_the_report_has_each_once() -> None:
+def test_a_record_knows_the_faults_that_its_worker_found_and_the_report_has_each_once():
     verdict = {"kind": "machine", "peer": "w2", "measured": 0.2, "usual": 0.1, "cost": 0.3}
     w0, w1 = Record("w0"), Record("w1")
     w0.apply({"event": "located", "found": True, "verdict": verdict}, 0.0)

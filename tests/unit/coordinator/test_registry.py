@@ -23,7 +23,7 @@ def registry() -> Registry:
     return Registry()
 
 
-def test_the_lost_are_not_handed_out_and_may_come_back(registry: Registry) -> None:
+def test_the_lost_are_not_handed_out_and_may_come_back(registry):
     registry.introduce(call("w0"), 0.0)
     assert names(registry, call("w1"), 16.0) == []
     assert registry.members["w0"].health(16.0) == "lost"
@@ -32,7 +32,7 @@ def test_the_lost_are_not_handed_out_and_may_come_back(registry: Registry) -> No
     assert names(registry, call("w1"), 18.0) == ["w0"]
 
 
-def test_hands_out_the_manifest_of_the_first_and_refuses_another(registry: Registry) -> None:
+def test_hands_out_the_manifest_of_the_first_and_refuses_another(registry):
     empty = registry.introduce(call("early", manifest=b""), 0.0)
     assert (empty.refusal, empty.manifest) == ("", b"")
     registry.introduce(call("w0"), 0.0)
@@ -44,7 +44,7 @@ def test_hands_out_the_manifest_of_the_first_and_refuses_another(registry: Regis
     assert registry.status(1.0)["refused"] == {"the manifest is not this run's": 1}
 
 
-def test_the_newest_card_wins(registry: Registry) -> None:
+def test_the_newest_card_wins(registry):
     for now, epoch, heartbeat, step, kept in (
         (0.0, 5, 7, 70, 70),
         (1.0, 5, 6, 60, 70),
@@ -56,21 +56,21 @@ def test_the_newest_card_wins(registry: Registry) -> None:
     assert registry.members["w0"].heard_s == 2.0
 
 
-def test_an_epoch_that_cannot_be_takes_nobodys_place(registry: Registry) -> None:
+def test_an_epoch_that_cannot_be_takes_nobodys_place(registry):
     registry.introduce(call("w0", epoch=7), 0.0)
     forged = registry.introduce(call("w0", epoch=2**64 - 1, address="elsewhere:1"), 1.0)
     assert forged.refusal == "bad member: its epoch cannot be"
     assert registry.members["w0"].member.address == "w0:7700"
 
 
-def test_a_worker_whose_clock_was_set_back_hears_of_its_earlier_epoch(registry: Registry) -> None:
+def test_a_worker_whose_clock_was_set_back_hears_of_its_earlier_epoch(registry):
     registry.introduce(call("w0", epoch=90_000), 0.0)
     (earlier,) = registry.introduce(call("w0", epoch=7), 1000.0).members
     assert (earlier.peer, earlier.epoch) == ("w0", 90_000)
     assert not registry.introduce(call("w0", epoch=90_001), 1001.0).members
 
 
-def test_a_member_too_large_for_the_others_is_not_handed_out(registry: Registry) -> None:
+def test_a_member_too_large_for_the_others_is_not_handed_out(registry):
     for size in (20_000, 1_000_000):
         refusal = registry.introduce(call("w1", profile=b"x" * size), 0.0).refusal
         assert "no worker would believe it" in refusal
@@ -80,13 +80,13 @@ def test_a_member_too_large_for_the_others_is_not_handed_out(registry: Registry)
     assert registry.refused == {"bad member": 3}
 
 
-def test_junk_is_counted_not_believed(registry: Registry) -> None:
+def test_junk_is_counted_not_believed(registry):
     for bad in (call("x\x1b[2J"), call("n" * 300), call("w1", manifest=b"junk")):
         assert registry.introduce(bad, 0.0).refusal
     assert registry.status(0.0)["refused"] == {"bad member": 2, "the manifest cannot be read": 1}
 
 
-def test_members_are_bounded(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_are_bounded(registry, monkeypatch):
     monkeypatch.setattr("murmuration.coordinator.registry.MAX_MEMBERS", 8)
     for index in range(8):
         registry.introduce(call(f"w{index}"), index / 8)
@@ -96,7 +96,7 @@ def test_members_are_bounded(registry: Registry, monkeypatch: pytest.MonkeyPatch
     assert "w0" not in registry.members
 
 
-def test_over_when_all_expected_are_done_or_long_silent(registry: Registry) -> None:
+def test_over_when_all_expected_are_done_or_long_silent(registry):
     registry.introduce(call("w0"), 0.0)
     registry.introduce(call("w1", phase=pb.PHASE_DONE), 0.0)
     for expected, now, over in ((2, 10.0, False), (3, 40.0, False), (2, 31.0, True)):

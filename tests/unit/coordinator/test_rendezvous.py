@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import grpc
 import pytest
@@ -61,7 +60,7 @@ def call(address: str, *requests: pb.IntroduceRequest) -> list[pb.IntroduceReply
         return [somebody.call(INTRODUCE, each, pb.IntroduceReply) for each in requests]
 
 
-async def test_introduces_and_refuses_and_says_how_it_is() -> None:
+async def test_introduces_and_refuses_and_says_how_it_is():
     async with serving() as (address, _):
         other = pack({"diloco": {"inner_steps": 25}})
         replies = await asyncio.to_thread(
@@ -86,7 +85,7 @@ def enrolled(somebody: Stranger, name: str, certificate: bytes = b"") -> pb.Enro
     return somebody.call("Control/Enrol", asked, pb.EnrolReply)
 
 
-async def test_a_member_spends_nobodys_token_and_takes_nobodys_name(tmp_path: Path) -> None:
+async def test_a_member_spends_nobodys_token_and_takes_nobodys_name(tmp_path):
     """It is let in by one that holds the run's key too; the coordinator's ledger does not know."""
     run = Authority.make(tmp_path / "run")
     token = run.create_token(uses=5)
@@ -127,7 +126,7 @@ async def test_a_member_spends_nobodys_token_and_takes_nobodys_name(tmp_path: Pa
     assert run.tokens()[0].admitted == ("w2",)
 
 
-async def test_started_again_it_learns_the_swarm_back() -> None:
+async def test_started_again_it_learns_the_swarm_back():
     with ReservedPorts(1) as ports:
         async with serving(ports.addresses[0]) as (address, _):
             await asyncio.to_thread(call, address, request("w0"), request("w1"))
@@ -147,7 +146,7 @@ async def test_started_again_it_learns_the_swarm_back() -> None:
         ({}, "neither a worker nor a coordinator"),
     ],
 )
-def test_an_answer_that_is_no_status_is_refused(answers: dict[str, bytes], says: str) -> None:
+def test_an_answer_that_is_no_status_is_refused(answers, says):
     replies = {m: pb.StatusReply(document=d).SerializeToString() for m, d in answers.items()}
     answering = {method: lambda _, raw=raw: raw for method, raw in replies.items()}
     with answered(answering) as address, pytest.raises(Failure, match=says) as failure:
@@ -155,7 +154,7 @@ def test_an_answer_that_is_no_status_is_refused(answers: dict[str, bytes], says:
     assert failure.value.exit_code == 6
 
 
-def test_nobody_there_is_said() -> None:
+def test_nobody_there_is_said():
     with ReservedPorts(1) as ports:
         run = CliRunner().invoke(cli.status, [ports.addresses[0]])
     assert run.exit_code == 6
@@ -164,7 +163,7 @@ def test_nobody_there_is_said() -> None:
     assert len(run.output.splitlines()) == 1
 
 
-def test_one_that_listens_and_says_nothing_is_given_up_in_time() -> None:
+def test_one_that_listens_and_says_nothing_is_given_up_in_time():
     says = r"does not answer: tried Control/Status for \d+\.\d s"
     with socket.create_server(("127.0.0.1", 0)) as deaf, pytest.raises(Failure, match=says):
         ask(f"127.0.0.1:{deaf.getsockname()[1]}", timeout_s=0.3)
@@ -187,8 +186,8 @@ class Lines(io.StringIO):
 
 
 async def test_a_session_ends_when_the_expected_workers_are_done(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     threads = []
 
     def workers(address: str) -> None:
@@ -207,9 +206,7 @@ async def test_a_session_ends_when_the_expected_workers_are_done(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_on_a_loop_that_has_no_handlers_for_them(
-    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
-) -> None:
+def test_a_signal_ends_it_on_a_loop_that_has_no_handlers_for_them(monkeypatch, number):
     """As that of Windows."""
 
     def lacking(*_: object) -> None:

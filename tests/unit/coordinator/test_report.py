@@ -3,7 +3,6 @@
 import io
 import json
 import math
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -72,7 +71,7 @@ def printed(report: Report) -> str:
 # ----------------------------------------------------------------------------------- whole models
 
 
-def test_means_are_over_the_workers_that_reported() -> None:
+def test_means_are_over_the_workers_that_reported():
     w0 = finished("w0", compute_s=8.0, compute_utilization=0.8, steps_lost=5)
     w1 = finished("w1", compute_s=6.0, compute_utilization=0.6, bytes_sent=4_000_000)
     report = report_of(w0, w1, killed("w2"))
@@ -86,7 +85,7 @@ def test_means_are_over_the_workers_that_reported() -> None:
     assert (report["hashes_agree"], report["reason"], report["steps_lost"]) == (True, "finished", 5)
 
 
-def test_a_dead_worker_stands_with_its_last_numbers() -> None:
+def test_a_dead_worker_stands_with_its_last_numbers():
     report = report_of(finished(), killed("w1"))
     dead = report["peers"][1]
     assert dead["exit_code"] == -9
@@ -95,13 +94,13 @@ def test_a_dead_worker_stands_with_its_last_numbers() -> None:
     assert report["hashes_agree"] is None  # one alone has nobody to agree with
 
 
-def test_what_a_task_measures_is_a_mean_over_those_that_did() -> None:
+def test_what_a_task_measures_is_a_mean_over_those_that_did():
     found = [{"accuracy": 0.5, "recall": 0.25}, {"accuracy": 0.75, "recall": math.nan}, None]
     report = report_of(*(finished(val_metrics=each) for each in found))
     assert report["val_metrics"] == {"accuracy": 0.625, "recall": 0.25}
 
 
-def test_numbers_that_json_cannot_hold_become_null() -> None:
+def test_numbers_that_json_cannot_hold_become_null():
     curve = [[1, math.nan], [2, 1.0]]
     report = report_of(finished(val_loss=math.nan, compute_s=math.inf, train_loss_curve=curve))
     read = json.loads(json.dumps(report, allow_nan=False))
@@ -112,7 +111,7 @@ def test_numbers_that_json_cannot_hold_become_null() -> None:
 # -------------------------------------------------------------------------------- models in stages
 
 
-def test_the_model_is_the_sum_of_its_stages() -> None:
+def test_the_model_is_the_sum_of_its_stages():
     report = report_of(*(staged(number) for number in range(6)))
     assert (report["params"], report["val_loss"], report["hashes_agree"]) == (1_500_000, 2.0, True)
     assert report["checkpoint"] == "out/w0/assembled/step-00000100"
@@ -129,7 +128,7 @@ def test_the_model_is_the_sum_of_its_stages() -> None:
     }  # fmt: skip
 
 
-def test_visits_that_a_killed_origin_was_not_sure_of_are_counted() -> None:
+def test_visits_that_a_killed_origin_was_not_sure_of_are_counted():
     """One that has reported has counted those that were lost itself."""
     reported, silent = staged(0, {"lost": 1}), killed("w3", stage=0)
     for record in (reported, silent):
@@ -149,7 +148,7 @@ def test_visits_that_a_killed_origin_was_not_sure_of_are_counted() -> None:
     )
 
 
-def test_moves_and_rebuilt_stages_are_counted() -> None:
+def test_moves_and_rebuilt_stages_are_counted():
     still, moved = staged(0), Record("w1")
     for stage, to in ((1, 2), (2, 1)):
         for event in ("moves", "moves", "rebuilt", "rebuilt"):  # reports may come twice
@@ -162,7 +161,7 @@ def test_moves_and_rebuilt_stages_are_counted() -> None:
     assert "moves" not in lines(still)
 
 
-def test_the_time_that_is_not_computed_in_is_split() -> None:
+def test_the_time_that_is_not_computed_in_is_split():
     """8 of 10 s are computed in, by the fixture."""
     records = [
         staged(number, visits_wait_s=visits_s, rounds_wait_s=rounds_s)
@@ -179,7 +178,7 @@ def test_the_time_that_is_not_computed_in_is_split() -> None:
     assert "the rest" not in lines(*untold)
 
 
-def test_without_every_stage_there_is_no_whole() -> None:
+def test_without_every_stage_there_is_no_whole():
     records = staged(0, assembled=None, val_loss=None), staged(2), staged(3), killed("w1", stage=1)
     report = report_of(*records)
     assert (report["params"], report["checkpoint"], report["stages"]["count"]) == (None, None, 3)
@@ -193,7 +192,7 @@ def test_without_every_stage_there_is_no_whole() -> None:
     assert "3 workers · 3 stages" in printed(dead)
 
 
-def test_nonsense_from_outside_is_passed_over() -> None:
+def test_nonsense_from_outside_is_passed_over():
     nonsense = {
         "stages": "many", "routing": 7, "skip": None, "microbatches": None, "stage_counts": [1],
         "in_flight_peak_bytes": "x", "activation_bytes_sent": None, "iteration_s": None,
@@ -248,7 +247,7 @@ def test_nonsense_from_outside_is_passed_over() -> None:
         ("replicas", {}, "nothing to compare: 1 worker reported to the end"),
     ],
 )  # fmt: skip
-def test_a_figure_in_words(label: str, changes: dict[str, Any], words: str) -> None:
+def test_a_figure_in_words(label, changes, words):
     assert lines(finished(**changes))[label] == words
 
 
@@ -264,7 +263,7 @@ def test_a_figure_in_words(label: str, changes: dict[str, Any], words: str) -> N
          "2 % from the mean of their pair when they last met; diloco.consensus=true ends with one"),
     ],
 )  # fmt: skip
-def test_whether_replicas_are_equal(changes: dict[str, Any], words: str) -> None:
+def test_whether_replicas_are_equal(changes, words):
     assert lines(finished("w0"), finished("w1", **changes))["replicas"] == words
 
 
@@ -280,12 +279,12 @@ def test_whether_replicas_are_equal(changes: dict[str, Any], words: str) -> None
          "stage 2; diloco.consensus=true ends with one"),
     ],
 )  # fmt: skip
-def test_whether_the_replicas_of_stages_are(changes: dict[int, dict[str, Any]], words: str) -> None:
+def test_whether_the_replicas_of_stages_are(changes, words):
     records = [staged(number, **changes.get(number, {})) for number in range(6)]
     assert lines(*records)["replicas"] == words
 
 
-def test_a_run_of_stages_in_words() -> None:
+def test_a_run_of_stages_in_words():
     counts = {"rerouted": 5, "skipped": 1, "dropped": 2, "discarded": 1}
     skips = {"routing": "skip", "skip": 1 / 3}
     records = [
@@ -312,7 +311,7 @@ def test_a_run_of_stages_in_words() -> None:
     assert "stages" not in report_of(killed("w0"))
 
 
-def test_a_whole_report_as_it_is_printed() -> None:
+def test_a_whole_report_as_it_is_printed():
     records = [finished(f"w{n}", sample="def f():\n\treturn \x1b[2J1\n") for n in range(2)]
     report = report_of(*records, killed("w2")) | {"loss_png": "out/loss.png", "out": "report.json"}
     assert [line.rstrip() for line in printed(report).splitlines()] == EXPECTED.splitlines()

@@ -1,11 +1,9 @@
 """Files that a run leaves, and the report of all peers from what one of them has kept."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from murmuration.coordinator import Failure
 from murmuration.coordinator.records import Record
@@ -33,7 +31,7 @@ def peer(name: str, result: object, state: str = "done", **more: Any) -> dict[st
     return known | {"result": result} | more
 
 
-def test_all_peers_and_the_dead_with_what_was_last_known(tmp_path: Path) -> None:
+def test_all_peers_and_the_dead_with_what_was_last_known(tmp_path):
     document = kept(peer("w0", RESULT), peer("w1", RESULT), peer("w2", None, "dead"))
     (tmp_path / "results.json").write_text(json.dumps(document))
     report = report_of_folder(tmp_path, None, picture=False)
@@ -50,7 +48,7 @@ def test_all_peers_and_the_dead_with_what_was_last_known(tmp_path: Path) -> None
     assert report_of_folder(tmp_path, None) == report  # as of a swarm's folder
 
 
-def test_the_checkpoint_is_the_one_on_this_machine(tmp_path: Path) -> None:
+def test_the_checkpoint_is_the_one_on_this_machine(tmp_path):
     document = kept(
         *(peer(name, RESULT | {"checkpoint": f"runs/{name}/step-100"}) for name in ("a", "w0"))
     )
@@ -58,7 +56,7 @@ def test_the_checkpoint_is_the_one_on_this_machine(tmp_path: Path) -> None:
     assert report_of_folder(tmp_path, None, picture=False)["checkpoint"] == "runs/w0/step-100"
 
 
-def test_of_stages_each_peer_has_its_own() -> None:
+def test_of_stages_each_peer_has_its_own():
     staged = RESULT | {"stage": 1, "stages": 2}
     records = records_of(kept(peer("w0", staged, stage=1), peer("w1", None, "dead", stage=0)))
     assert [record.stage for record in records.values()] == [1, 0]
@@ -66,7 +64,7 @@ def test_of_stages_each_peer_has_its_own() -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"peers": []}', '{"peers": 3}'])
-def test_what_is_no_report_is_one_line(tmp_path: Path, text: str) -> None:
+def test_what_is_no_report_is_one_line(tmp_path, text):
     with pytest.raises(Failure, match="holds neither") as raised:
         report_of_folder(tmp_path, None)
     assert raised.value.exit_code == ExitCode.CHECKPOINT  # as `murmur generate` of it
@@ -82,7 +80,7 @@ def finished() -> Record:
     return record
 
 
-def test_leaves_json_picture_and_a_copy(tmp_path: Path, finished: Record, console: Console) -> None:
+def test_leaves_json_picture_and_a_copy(tmp_path, finished, console):
     records, copied = [finished, Record("w1", exit_code=-9)], tmp_path / "deep" / "copy.json"
     report = leave_results(records, tmp_path, console, settings={}, elapsed_s=2.0, json_path=copied)
     assert report["loss_png"] == str(tmp_path / "loss.png")
@@ -91,9 +89,7 @@ def test_leaves_json_picture_and_a_copy(tmp_path: Path, finished: Record, consol
     assert json.loads(copied.read_text())["peers"][1]["exit_code"] == -9
 
 
-def test_a_folder_that_cannot_be_written_is_said_and_survived(
-    tmp_path: Path, finished: Record, console: Console
-) -> None:
+def test_a_folder_that_cannot_be_written_is_said_and_survived(tmp_path, finished, console):
     (tmp_path / "file").write_text("in the way")
     report = leave_results([finished], tmp_path / "file", console, settings={}, elapsed_s=2.0)
     assert report["val_loss"] == 2.0

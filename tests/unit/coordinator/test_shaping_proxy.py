@@ -30,7 +30,7 @@ def member(name: str, **link: float) -> LinkedPeer:
 
 
 @given(st.lists(st.tuples(st.integers(1, 50_000), st.floats(0, 2)), min_size=1, max_size=50))
-def test_never_more_than_the_rate_and_a_burst_passes(chunks: list[tuple[int, float]]) -> None:
+def test_never_more_than_the_rate_and_a_burst_passes(chunks):
     bucket, now, passed = Bucket(RATE), 0.0, []
     for n_bytes, pause_s in chunks:
         now += pause_s
@@ -44,7 +44,7 @@ def test_never_more_than_the_rate_and_a_burst_passes(chunks: list[tuple[int, flo
             assert total <= RATE * (span_s + BURST_S) * (1 + 1e-9)
 
 
-def test_connections_of_one_worker_share_its_link_both_ways_apart() -> None:
+def test_connections_of_one_worker_share_its_link_both_ways_apart():
     w0, w1, w2 = (member(f"w{i}") for i in range(3))
     chance = random.Random(0)
     ahead, other = ShapedPipe(w0, w1, chance), ShapedPipe(w0, w2, chance)
@@ -128,7 +128,7 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 @pytest.mark.parametrize(
     "link", [FAST, Link(rate_mbps=400, delay_s=0.01, jitter_s=0.01), None], ids=str
 )
-async def test_bytes_arrive_complete_and_in_order(link: Link | None) -> None:
+async def test_bytes_arrive_complete_and_in_order(link):
     sent = random.Random(0).randbytes(2_000_001)
     async with net(link, link) as here:
         reader = await here.connect("w0", "w1")
@@ -139,7 +139,7 @@ async def test_bytes_arrive_complete_and_in_order(link: Link | None) -> None:
             assert (member.sent_bytes, member.received_bytes) == (len(sent), len(sent))
 
 
-async def test_a_link_is_as_slow_as_it_says() -> None:
+async def test_a_link_is_as_slow_as_it_says():
     sent = bytes(500_000)  # 0.4 s at 10 Mbit/s; only "not faster" is certain
     async with net(Link(rate_mbps=10, delay_s=0.05), Link(rate_mbps=100)) as here:
         loop = asyncio.get_running_loop()
@@ -150,7 +150,7 @@ async def test_a_link_is_as_slow_as_it_says() -> None:
         assert loop.time() - began_s >= 0.38 + 0.05
 
 
-async def test_senders_are_held_back() -> None:
+async def test_senders_are_held_back():
     async with net(Link(rate_mbps=1), None) as here:
         await here.connect("w0", "w1")
         writer = here.writers[-1]
@@ -162,7 +162,7 @@ async def test_senders_are_held_back() -> None:
         writer.transport.abort()
 
 
-async def test_what_is_refused() -> None:
+async def test_what_is_refused():
     async with net(FAST, FAST) as here:
         asked = {
             f"GET {here.addresses['w1']} HTTP/1.1": b"HTTP/1.1 405",
@@ -174,7 +174,7 @@ async def test_what_is_refused() -> None:
             assert (await here.ask("w0", head))[0].startswith(status)
 
 
-async def test_a_worker_that_does_not_listen_is_told_at_once() -> None:
+async def test_a_worker_that_does_not_listen_is_told_at_once():
     with socket.socket() as taken:  # bound, but nobody listens
         taken.bind(("127.0.0.1", 0))
         async with net(FAST, FAST) as here:
@@ -184,14 +184,14 @@ async def test_a_worker_that_does_not_listen_is_told_at_once() -> None:
             assert status == b"HTTP/1.1 502 Connection refused"
 
 
-async def test_connections_break_by_reset() -> None:
+async def test_connections_break_by_reset():
     async with net(Link(rate_mbps=1000, loss=6000), FAST) as here:
         reader = await here.connect("w0", "w1")
         with pytest.raises(ConnectionResetError):
             await reader.readexactly(1)
 
 
-def test_the_process_counts_and_ends_with_its_stdin() -> None:
+def test_the_process_counts_and_ends_with_its_stdin():
     with RelayProcess({"w0": ("127.0.0.1:1", FAST), "w1": ("127.0.0.1:2", None)}) as relay:
         assert list(relay.proxies) == ["w0", "w1"]
         assert [c["sent_bytes"] for c in relay.counters().values()] == [0, 0]
@@ -199,6 +199,6 @@ def test_the_process_counts_and_ends_with_its_stdin() -> None:
         relay.counters()
 
 
-def test_a_process_that_cannot_start_says_so() -> None:
+def test_a_process_that_cannot_start_says_so():
     with pytest.raises(RuntimeError, match="the relay has ended with exit code 1"):
         RelayProcess({"w0": ("127.0.0.1:1", FAST)}, host="203.0.113.1")

@@ -70,7 +70,7 @@ def driven(out: Path, *settings: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_a_worker_killed_while_training_is_reported_and_survived(swarm: Swarm) -> None:
+def test_a_worker_killed_while_training_is_reported_and_survived(swarm):
     code, report, text = swarm("fake.dies=w1")
     assert code == 0
     alive, dead = report["peers"]
@@ -79,7 +79,7 @@ def test_a_worker_killed_while_training_is_reported_and_survived(swarm: Swarm) -
     assert "w1: killed (SIGKILL)" in text
 
 
-def test_an_early_error_stops_all_and_is_the_only_line(swarm: Swarm, tmp_path: Path) -> None:
+def test_an_early_error_stops_all_and_is_the_only_line(swarm, tmp_path):
     with pytest.raises(Failure) as failure:
         swarm("fake.error=w1", workers=3)
     assert failure.value.exit_code == 4
@@ -88,7 +88,7 @@ def test_an_early_error_stops_all_and_is_the_only_line(swarm: Swarm, tmp_path: P
     wait_until_gone(tmp_path / "out", "w0", "w1")
 
 
-def test_an_early_crash_says_where_to_look(swarm: Swarm, tmp_path: Path) -> None:
+def test_an_early_crash_says_where_to_look(swarm, tmp_path):
     with pytest.raises(Failure) as failure:
         swarm("fake.crash=w0")
     assert failure.value.exit_code == 1
@@ -97,7 +97,7 @@ def test_an_early_crash_says_where_to_look(swarm: Swarm, tmp_path: Path) -> None
     assert "Traceback" in (tmp_path / "out/w0.log").read_text()
 
 
-def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
+def test_a_second_ctrl_c_kills_at_once(tmp_path):
     with driven(tmp_path / "out", "fake.wait=1", "fake.deaf=w1") as process:
         process.send_signal(signal.SIGINT)
         read_until(process, "w0: interrupted at step")
@@ -112,7 +112,7 @@ def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
     wait_until_gone(tmp_path / "out", "w0", "w1")
 
 
-def test_no_worker_outlives_a_killed_supervisor(tmp_path: Path) -> None:
+def test_no_worker_outlives_a_killed_supervisor(tmp_path):
     with driven(tmp_path / "out", "fake.wait=1") as process:
         process.kill()
         process.wait()

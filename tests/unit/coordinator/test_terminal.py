@@ -40,7 +40,7 @@ def training(*steps: int) -> SwarmSummary:
     )
 
 
-def test_a_terminal_gets_a_table_that_keeps_the_notes_and_a_pipe_gets_lines() -> None:
+def test_a_terminal_gets_a_table_that_keeps_the_notes_and_a_pipe_gets_lines():
     terminal = Console(file=io.StringIO(), force_terminal=True, width=160, _environ={"TERM": "x"})
     live = screen_for(terminal, 0.0)
     assert isinstance(live, LiveScreen)
@@ -54,7 +54,7 @@ def test_a_terminal_gets_a_table_that_keeps_the_notes_and_a_pipe_gets_lines() ->
     assert not isinstance(screen_for(CONSOLE, 0.0), LiveScreen)
 
 
-def test_plain_lines_come_every_two_seconds_unless_they_would_say_the_same() -> None:
+def test_plain_lines_come_every_two_seconds_unless_they_would_say_the_same():
     stream = io.StringIO()
     screen = Screen(stream, 100.0)
     for tenth in range(50):
@@ -67,7 +67,7 @@ def test_plain_lines_come_every_two_seconds_unless_they_would_say_the_same() -> 
     assert lines[0].startswith("0.0 s  peers 1 training  step 0 of 400  loss 2.500")
 
 
-def test_what_others_wrote_steers_no_terminal() -> None:
+def test_what_others_wrote_steers_no_terminal():
     hostile = PeerSummary("w\x1b[2J", state="[red]x", refused={"[b]": 2})
     with CONSOLE.capture() as said:
         CONSOLE.print(swarm_table(SwarmSummary(peers=[hostile], verdicts=["[b]"])))
@@ -75,7 +75,7 @@ def test_what_others_wrote_steers_no_terminal() -> None:
     assert "slow: [b]" in said.get()
 
 
-def test_workers_are_shown_by_their_events() -> None:
+def test_workers_are_shown_by_their_events():
     verdict = {"kind": "disk", "peer": "w1", "measured": 3.0, "usual": 0.1, "cost": 0.0}
     records = [Record("w0"), Record("w1")]
     for number, record in enumerate(records):
@@ -121,9 +121,7 @@ class Watched:
     ("state", "step", "ends"),
     [("done", 400, True), ("training", 399, True), ("training", 9, False)],
 )
-def test_it_ends_with_the_run_and_says_when_a_run_under_way_is_gone(
-    state: str, step: int, ends: bool
-) -> None:
+def test_it_ends_with_the_run_and_says_when_a_run_under_way_is_gone(state, step, ends):
     watched, shown_ = Watched(phase=state, step=step), io.StringIO()
     lost = "no peer has answered for 30 s; last seen: peers 1 training  step 9 of 400"
     with nullcontext() if ends else pytest.raises(Failure, match=lost):
@@ -132,8 +130,8 @@ def test_it_ends_with_the_run_and_says_when_a_run_under_way_is_gone(
 
 
 def test_a_script_gets_the_documents_of_the_page_until_ctrl_c(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    capsys,
+):
     pauses = iter([None, KeyboardInterrupt])
 
     def sleep(_seconds: float) -> None:
@@ -148,7 +146,7 @@ def test_a_script_gets_the_documents_of_the_page_until_ctrl_c(
     assert [len(each["points"]["w0"]) for each in (first, second)] == [1, 1]  # the new ones
 
 
-def test_nobody_there_at_the_beginning_is_told_as_status_tells_it() -> None:
+def test_nobody_there_at_the_beginning_is_told_as_status_tells_it():
     watched = Watched()
     watched.there = False
     with pytest.raises(Failure, match="w0:1 does not answer"):
@@ -164,7 +162,7 @@ def printed(first: dict[str, Any], **answers: dict[str, Any]) -> str:
     return said.get()
 
 
-def test_status_is_a_row_for_each_peer_and_the_warnings_of_the_peer_that_was_asked() -> None:
+def test_status_is_a_row_for_each_peer_and_the_warnings_of_the_peer_that_was_asked():
     members = [
         {"peer": "w0", "health": "alive", "address": "192.0.2.7:7700"},
         {"peer": "w1", "health": "dead", "address": "192.0.2.8:7700", "step": 7},
@@ -179,7 +177,7 @@ def test_status_is_a_row_for_each_peer_and_the_warnings_of_the_peer_that_was_ask
     assert insecure.startswith("warning: nothing is encrypted (--insecure)")
 
 
-def test_a_run_on_one_machine_needs_no_encryption_and_without_members_it_says_so() -> None:
+def test_a_run_on_one_machine_needs_no_encryption_and_without_members_it_says_so():
     members = [{"peer": "w0", "health": "alive", "address": "127.0.0.1:7700"}]
     for encrypted in (True, False):
         said = printed({"peer": "w0", "members": members, "encrypted": encrypted})

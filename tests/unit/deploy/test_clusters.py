@@ -44,7 +44,7 @@ def check(resource: Resource, version: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["1.27", "1.32", "1.36"])
-def test_every_resource_is_as_kubernetes_has_it(version: str) -> None:
+def test_every_resource_is_as_kubernetes_has_it(version):
     assert set(resources()) == {"Service", "StatefulSet", "PodDisruptionBudget", "NetworkPolicy"}
     for each in resources().values():
         check(each, version)
@@ -56,7 +56,7 @@ def test_every_resource_is_as_kubernetes_has_it(version: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl here")
-def test_kustomize_builds_them_with_the_runs_toml() -> None:
+def test_kustomize_builds_them_with_the_runs_toml():
     command = ["kubectl", "kustomize", FOLDER]
     built = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = {each["kind"]: each for each in yaml.safe_load_all(built)}
@@ -73,9 +73,7 @@ def test_kustomize_builds_them_with_the_runs_toml() -> None:
 
 
 @pytest.mark.parametrize(("pod", "others"), [(0, (1, 2)), (2, (0, 1)), (7, (0, 1, 2))])
-def test_a_pod_runs_a_worker_that_joins_the_others(
-    start: Start, typed: Typed, pod: int, others: tuple[int, ...]
-) -> None:
+def test_a_pod_runs_a_worker_that_joins_the_others(start, typed, pod, others):
     name = f"murmuration-{pod}"
     command = [word.replace("/etc/murmuration", str(FOLDER)) for word in worker()["command"]]
     with start(command, {}, HOSTNAME=name) as script:
@@ -86,9 +84,7 @@ def test_a_pod_runs_a_worker_that_joins_the_others(
     assert given["metrics"] == "0.0.0.0:9464"
 
 
-def test_a_job_joins_under_its_own_name_and_leaves_on_the_clouds_notice(
-    start: Start, typed: Typed, tmp_path: Path
-) -> None:
+def test_a_job_joins_under_its_own_name_and_leaves_on_the_clouds_notice(start, typed, tmp_path):
     (tmp_path / "murmuration" / "bin").mkdir(parents=True)
     (tmp_path / "murmuration" / "bin" / "murmur").symlink_to(tmp_path / "murmur")
     programs = {"curl": "#!/bin/sh\necho 203.0.113.7\n"}
@@ -121,7 +117,7 @@ def task(start: Start, tmp_path: Path) -> Start:
     return begin
 
 
-def test_each_task_joins_those_that_came_before_it(task: Start, typed: Typed) -> None:
+def test_each_task_joins_those_that_came_before_it(task, typed):
     host = socket.gethostname()
     for number, joined in ((0, []), (1, [f"{host}:7700"]), (0, [f"{host}:7701"])):
         with task(number, "--steps", "50", CODE="4") as job:
@@ -133,9 +129,7 @@ def test_each_task_joins_those_that_came_before_it(task: Start, typed: Typed) ->
 
 
 @pytest.mark.parametrize(("number", "requeued"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
-def test_before_its_time_limit_a_task_queues_itself_again(
-    task: Start, tmp_path: Path, number: signal.Signals, requeued: bool
-) -> None:
+def test_before_its_time_limit_a_task_queues_itself_again(task, tmp_path, number, requeued):
     with task(3, STAYS="yes") as job:
         assert job.stdout is not None
         assert job.stdout.readline() == "trains\n"

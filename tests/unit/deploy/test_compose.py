@@ -38,9 +38,7 @@ def container(start: Start) -> Start:
 @pytest.mark.parametrize(
     ("slot", "name"), [("{{.Task.Slot}}", "0123abcd"), ("3", "worker-3"), ("", "0123abcd")]
 )
-def test_a_container_types_what_a_worker_takes(
-    container: Start, typed: Callable[..., dict[str, Any]], slot: str, name: str
-) -> None:
+def test_a_container_types_what_a_worker_takes(container, typed, slot, name):
     given = {"SLOT": slot, "PRESET": "diloco", "STEPS": "50"}
     with container(CODE="4", MURMUR_ARGS="--seed 3 --model tiny", **given) as script:
         assert script.wait() == 4  # the worker's own
@@ -55,9 +53,7 @@ def test_a_container_types_what_a_worker_takes(
 @pytest.mark.parametrize(
     ("stays", "says"), [("yes", "trains\n"), ("", "the run is over; ")], ids=["trains", "over"]
 )
-def test_a_container_that_is_always_started_again_ends_when_it_is_told_to(
-    container: Start, stays: str, says: str
-) -> None:
+def test_a_container_that_is_always_started_again_ends_when_it_is_told_to(container, stays, says):
     """It passes the signal on and waits for its worker, and stays when its run is over."""
     with container(STAYS=stays, RESTART="unless-stopped") as script:
         assert script.stdout is not None
@@ -66,12 +62,12 @@ def test_a_container_that_is_always_started_again_ends_when_it_is_told_to(
         assert script.wait() == 0
 
 
-def test_another_container_ends_with_its_run(container: Start) -> None:
+def test_another_container_ends_with_its_run(container):
     with container(RESTART="no") as script:
         assert script.wait() == 0
 
 
-def test_the_stack_is_the_same_file_without_the_charts() -> None:
+def test_the_stack_is_the_same_file_without_the_charts():
     charts = {name for name, each in SERVICES.items() if "profiles" in each}
     assert charts == {"prometheus", "grafana"}
     (command,) = re.findall(r"sed '([^']+)' deploy/compose.yaml", COMPOSE)  # its first lines say so
@@ -85,7 +81,7 @@ def test_the_stack_is_the_same_file_without_the_charts() -> None:
         assert "ports" not in service
 
 
-def test_the_dashboard_asks_for_metrics_and_labels_that_a_worker_has() -> None:
+def test_the_dashboard_asks_for_metrics_and_labels_that_a_worker_has():
     full = {**STATUS, "loss": 2.5, "samples": 480, "samples_per_s": 38.0}
     samples = [sample for family in metrics_of(full) for sample in family.samples]
     names = {sample.name for sample in samples}
@@ -102,7 +98,7 @@ def test_the_dashboard_asks_for_metrics_and_labels_that_a_worker_has() -> None:
     assert all(name in names for text in variables for name in re.findall(r"murmuration_\w+", text))
 
 
-def test_what_is_mounted_is_there_and_nothing_but_this_machine_can_read_the_charts() -> None:
+def test_what_is_mounted_is_there_and_nothing_but_this_machine_can_read_the_charts():
     observers = {name: each for name, each in SERVICES.items() if "ports" in each}
     assert set(observers) == {"prometheus", "grafana"}
     for service in observers.values():

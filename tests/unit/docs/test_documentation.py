@@ -38,13 +38,13 @@ def block(page: str, language: str, of: str = "") -> str:
     return next(text for text in found if of in text)
 
 
-def test_the_toml_example_is_the_defaults() -> None:
+def test_the_toml_example_is_the_defaults():
     document = tomllib.loads(block("docs/configuration.md", "toml"))
     shown = parse_config(document, "docs/configuration.md")
     assert shown == parse_config({"task": document["task"]}, "defaults")
 
 
-def test_the_task_example_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_task_example_learns(tmp_path, monkeypatch):
     (tmp_path / "documented_task.py").write_text(block("README.md", "python", of="class Tones"))
     monkeypatch.syspath_prepend(str(tmp_path))
     task = load_task("documented_task:Tones", seed=1, options={})
@@ -63,7 +63,7 @@ def test_the_task_example_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert after.metrics["accuracy"] > 0.95
 
 
-def test_the_table_of_programs_is_what_its_tests_say() -> None:
+def test_the_table_of_programs_is_what_its_tests_say():
     _, held, _ = programs_table.parts(programs_table.PAGE.read_text())
     assert held == programs_table.table(), "python -m tests.support.programs_table writes it anew"
 
@@ -76,7 +76,7 @@ def commands(command: click.Command) -> Iterator[click.Command]:
             yield from commands(command.get_command(click.Context(command), name))
 
 
-def test_a_help_text_stands_without_the_name_above_it() -> None:
+def test_a_help_text_stands_without_the_name_above_it():
     """It begins with a verb or an article. Each option has one."""
     named = [named for each in commands(cli) for named in (each, *each.params)]
     assert [each for each in named if isinstance(each, click.Option) and not each.help] == []
@@ -85,7 +85,7 @@ def test_a_help_text_stands_without_the_name_above_it() -> None:
     assert [text for text in texts if unclear.match(text)] == []
 
 
-def test_every_option_that_a_page_names_is_one() -> None:
+def test_every_option_that_a_page_names_is_one():
     code = re.findall(r"`([^`\n]+)`", (ROOT / "docs/commands.md").read_text())
     named = set(re.findall(r"(?<!\S)--[a-z][a-z-]+", " ".join(code))) - {"--help"}
     assert len(named) > 20
@@ -93,13 +93,13 @@ def test_every_option_that_a_page_names_is_one() -> None:
     assert named - options == set()
 
 
-def test_every_test_that_a_page_names_is_there() -> None:
+def test_every_test_that_a_page_names_is_there():
     for page in ("docs/library.md", "docs/commands.md"):
         for path in re.findall(r"`(tests/[^`]*)`", (ROOT / page).read_text()):
             assert (ROOT / path).exists(), path
 
 
-def test_the_exit_codes_of_the_page_are_all() -> None:
+def test_the_exit_codes_of_the_page_are_all():
     table = (ROOT / "docs/commands.md").read_text().partition("| code | meaning |")[2]
     rows = re.findall(r"^\| (\d+) \|", table.partition("\n\n")[0], re.MULTILINE)
     assert [int(code) for code in rows] == [*ExitCode]
@@ -108,7 +108,7 @@ def test_the_exit_codes_of_the_page_are_all() -> None:
     assert [int(code) for code in told] == [*ExitCode]
 
 
-def test_what_a_swarm_offers_and_takes_is_there() -> None:
+def test_what_a_swarm_offers_and_takes_is_there():
     page = (ROOT / "docs/library.md").read_text()
     named = set(re.findall(r"swarm\.([a-z_]+)", page))
     assert {"shard", "done", "catch_up", "anchor", "report", "metrics", "state_dict"} <= named
@@ -134,7 +134,7 @@ def test_what_a_swarm_offers_and_takes_is_there() -> None:
         ("security", f"up to\n{MOST}"),
     ],
 )
-def test_a_figure_of_a_page_is_that_of_the_code(page: str, says: str) -> None:
+def test_a_figure_of_a_page_is_that_of_the_code(page, says):
     assert " ".join(says.split()) in " ".join((ROOT / f"docs/{page}.md").read_text().split())
 
 
@@ -143,7 +143,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def test_every_link_of_a_page_leads_somewhere() -> None:
+def test_every_link_of_a_page_leads_somewhere():
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")):
         for target in re.findall(r"\]\((?![a-z]+:)([^)\s]+)\)", page.read_text()):
             path, _, anchor = target.partition("#")
@@ -152,7 +152,7 @@ def test_every_link_of_a_page_leads_somewhere() -> None:
             assert not anchor or anchor in anchors(there), (page, target)
 
 
-def test_what_a_user_reads_is_short() -> None:
+def test_what_a_user_reads_is_short():
     pages = [page.read_text() for page in (ROOT / "README.md", *ROOT.glob("docs/*.md"))]
     words = re.sub(r"```.*?```", "", "\n".join(pages), flags=re.DOTALL).split()
     assert len(pages[0].splitlines()) <= 120

@@ -14,19 +14,19 @@ from murmuration.protos.addresses import (
 )
 
 
-def test_a_port_alone_is_one_of_loopback() -> None:
+def test_a_port_alone_is_one_of_loopback():
     assert [with_host(port) for port in ("9464", "0")] == ["127.0.0.1:9464", "127.0.0.1:0"]
     for whole in ("0.0.0.0:9464", "[::1]:9464", "one.example:9464"):
         assert with_host(whole) == whole
 
 
 @pytest.mark.parametrize("given", ["", "one.example", ":9464", "65536", "²"])
-def test_what_is_neither_address_nor_port_is_refused(given: str) -> None:
+def test_what_is_neither_address_nor_port_is_refused(given):
     with pytest.raises(ValueError, match="is no HOST:PORT"):
         with_host(given)
 
 
-def test_the_host_of_a_caller() -> None:
+def test_the_host_of_a_caller():
     hosts = {
         "ipv4:192.0.2.7:41000": "192.0.2.7",
         "ipv6:%5B2001:db8::7%5D:41000": "2001:db8::7",
@@ -37,16 +37,16 @@ def test_the_host_of_a_caller() -> None:
 
 
 @pytest.mark.parametrize("address", ["192.0.2.7:7700", "[2001:db8::7]:7700", "w0.example:1"])
-def test_an_address_is_joined_as_it_was_split(address: str) -> None:
+def test_an_address_is_joined_as_it_was_split(address):
     assert join_address(*split_address(address)) == address
 
 
-def test_a_wildcard_stands_for_all_addresses() -> None:
+def test_a_wildcard_stands_for_all_addresses():
     hosts = ("0.0.0.0", "::", "127.0.0.1", "w0.example")
     assert [is_wildcard(host) for host in hosts] == [True, True, False, False]
 
 
-def test_reserved_ports_are_distinct_and_a_listener_may_take_them() -> None:
+def test_reserved_ports_are_distinct_and_a_listener_may_take_them():
     with ReservedPorts(64) as ports:
         assert len(set(ports.addresses)) == 64
         host, _, port = ports.addresses[0].rpartition(":")

@@ -48,29 +48,29 @@ SHOWN: dict[Callable[[Any], str], dict[Any, str]] = {
 
 
 @pytest.mark.parametrize(("show", "shown"), SHOWN.items())
-def test_a_number_as_people_read_it(show: Callable[[Any], str], shown: dict[Any, str]) -> None:
+def test_a_number_as_people_read_it(show, shown):
     assert {number: show(number) for number in shown} == shown
 
 
 @given(st.text(max_size=300))
-def test_what_is_shown_is_short_and_printable(text: str) -> None:
+def test_what_is_shown_is_short_and_printable(text):
     assert shown(text).isprintable()
     assert len(shown(text)) <= MAX_SHOWN
     if text.isprintable() and len(text) <= MAX_SHOWN:
         assert shown(text) == text
 
 
-def test_escape_sequences_and_lines_are_gone() -> None:
+def test_escape_sequences_and_lines_are_gone():
     assert shown("\x1b[2Jgone\nmurmur: done") == "?[2Jgone?murmur: done"
     assert shown("x" * 3_000_000, 10) == "xxxxxxx..."
 
 
-def test_exit_codes_in_words() -> None:
+def test_exit_codes_in_words():
     words = {0: "done", 4: "exit 4", 130: "interrupted", -2: "interrupted", -9: "killed (SIGKILL)"}
     assert {code: exit_words(code) for code in words} == words
 
 
-def test_text_cannot_steer_a_terminal() -> None:
+def test_text_cannot_steer_a_terminal():
     assert printable("a\x1b[2Jb\n\tc") == "a\N{REPLACEMENT CHARACTER}[2Jb\n\tc"
 
 
@@ -92,6 +92,6 @@ VERDICT = {
          "w2's disk, 3.2 s a checkpoint, others 100 ms since 14:02, no cost"),
     ],
 )  # fmt: skip
-def test_a_fault_in_words(changes: dict[str, object], words: str) -> None:
+def test_a_fault_in_words(changes, words):
     assert verdict_words(VERDICT | changes) == words
     assert "?" in verdict_words({"cost": "much", "peer": 3})

@@ -10,7 +10,7 @@ from murmuration.protos.files import LineLog, write_atomically
 from tests.support.full_disk import no_file_above
 
 
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     path = tmp_path / "report.json"
     write_atomically(path, b"old")
     with no_file_above(3), pytest.raises(OSError, match="File too large"):
@@ -19,7 +19,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_log_takes_whole_lines_or_nothing_of_them(tmp_path: Path) -> None:
+def test_a_log_takes_whole_lines_or_nothing_of_them(tmp_path):
     log = LineLog(tmp_path / "log")
     log.write("one")
     with no_file_above(7):
@@ -33,7 +33,7 @@ def test_a_log_takes_whole_lines_or_nothing_of_them(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "one\nto\nthree\nagain\n"
 
 
-def test_a_log_rotates_and_keeps_its_earlier_part(tmp_path: Path) -> None:
+def test_a_log_rotates_and_keeps_its_earlier_part(tmp_path):
     path = tmp_path / "log"
     path.write_text("from before\n")
     log = LineLog(path, most_bytes=20)
@@ -45,7 +45,7 @@ def test_a_log_rotates_and_keeps_its_earlier_part(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_line_on_a_full_disk_is_no_error_then_nor_at_the_end() -> None:
+def test_a_line_on_a_full_disk_is_no_error_then_nor_at_the_end():
     program = "from murmuration.protos.files import print_line; [print_line('x') for _ in range(3)]"
     with open("/dev/full", "w") as full:
         ended = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE)

@@ -5,7 +5,6 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import cast
 from unittest.mock import Mock
 
@@ -73,9 +72,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         ("no address", "no address"),
     ],
 )
-def test_a_name_is_dialled_at_all_its_addresses(
-    asked: list[str], address: str, target: str
-) -> None:
+def test_a_name_is_dialled_at_all_its_addresses(asked, address, target):
     assert target_of(address) == target
     assert asyncio.run(find_target(address)) == target
     assert len(asked) == (address.count(".example") if "@" not in address else 0)
@@ -83,7 +80,7 @@ def test_a_name_is_dialled_at_all_its_addresses(
     assert known_target(address) == address.partition(",")[0]
 
 
-def test_a_proxy_is_dialled_at_that_address_of_its_name_which_answers(asked: list[str]) -> None:
+def test_a_proxy_is_dialled_at_that_address_of_its_name_which_answers(asked):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         assert numeric(f"here.example:{port}") == f"127.0.0.1:{port}"
@@ -92,7 +89,7 @@ def test_a_proxy_is_dialled_at_that_address_of_its_name_which_answers(asked: lis
     assert numeric("192.0.2.7:3128") == "192.0.2.7:3128"
 
 
-def test_a_name_that_nobody_knows_is_said_to_be_one(asked: list[str]) -> None:
+def test_a_name_that_nobody_knows_is_said_to_be_one(asked):
     says = "^no address is known for the name no.such.example .name or service not known.$"
     for look_up in (target_of, lambda address: asyncio.run(find_target(address))):
         with pytest.raises(UnknownName, match=says):
@@ -101,7 +98,7 @@ def test_a_name_that_nobody_knows_is_said_to_be_one(asked: list[str]) -> None:
     assert asked == ["no.such.example", "w0.example"]
 
 
-def test_the_resolver_is_asked_once_and_all_that_ask_share_the_time(asked: list[str]) -> None:
+def test_the_resolver_is_asked_once_and_all_that_ask_share_the_time(asked):
     """One that does not answer took `murmur doctor` half a minute: it was asked again and again."""
     for _ in range(3):
         with pytest.raises(UnknownName, match="no name server answers"):
@@ -132,11 +129,11 @@ NAMELESS += "Domain name not found]"
         ("UNAVAILABLE", "", "unavailable"),
     ],
 )
-def test_what_grpc_says_is_said_plainly(code: str, details: str, said: str) -> None:
+def test_what_grpc_says_is_said_plainly(code, details, said):
     assert plain_cause(code, details).startswith(said)
 
 
-def test_a_broken_handshake_is_told_from_a_port_that_is_shut() -> None:
+def test_a_broken_handshake_is_told_from_a_port_that_is_shut():
     closed = f"{BELOW}Socket closed"
     assert mismatch(closed, encrypts=False) is Mismatch.CLOSED
     assert mismatch(closed, encrypts=True) is Mismatch.NOT_TAKEN
@@ -145,9 +142,7 @@ def test_a_broken_handshake_is_told_from_a_port_that_is_shut() -> None:
 
 
 @pytest.mark.parametrize("role", [None, Role.PEER, Role.COORDINATOR])
-async def test_an_encrypted_run_is_known_by_its_certificate(
-    tmp_path: Path, role: Role | None
-) -> None:
+async def test_an_encrypted_run_is_known_by_its_certificate(tmp_path, role):
     identity = None if role is None else Authority.make(tmp_path).new_identity(role, "a")
     server = GrpcTransport("127.0.0.1:0", security=identity)
     address = await server.listen(cast(Handler, Mock()))  # which nobody calls
@@ -158,7 +153,7 @@ async def test_an_encrypted_run_is_known_by_its_certificate(
     assert not await asyncio.to_thread(is_encrypted_run, address)
 
 
-def test_something_else_that_encrypts_is_no_run(tmp_path: Path) -> None:
+def test_something_else_that_encrypts_is_no_run(tmp_path):
     """A token's certificate names no member; a web server's neither."""
     token: Identity = Authority.make(tmp_path).create_token().identity
     key, certificate = tmp_path / "key", tmp_path / "certificate"

@@ -27,7 +27,7 @@ def toml(tmp_path: Path) -> Any:
     return lambda text: path.write_text(text) and path
 
 
-def test_a_file_is_read_and_settings_go_on_top(toml: Any) -> None:
+def test_a_file_is_read_and_settings_go_on_top(toml):
     run, task = "[run]\nseed = 7\nsteps = 90", '[task]\nmodel = "small"\nsizes = {hidden = 32}'
     plan, membership = "[diloco]\ninner_steps = 10\nouter_lr = 1", "[membership]\ngossip_s = 0.5"
     path = toml("\n".join((run, task, plan, membership)))
@@ -39,7 +39,7 @@ def test_a_file_is_read_and_settings_go_on_top(toml: Any) -> None:
     assert config.membership.gossip_s == 0.5
 
 
-def test_a_preset_on_the_command_line_wins_over_the_files(toml: Any) -> None:
+def test_a_preset_on_the_command_line_wins_over_the_files(toml):
     path = toml('[diloco]\npreset = "local"\ninner_steps = 9\n')
     assert load_config(path, ()).preset == "local"
     config = load_config(path, (), "diloco")
@@ -48,7 +48,7 @@ def test_a_preset_on_the_command_line_wins_over_the_files(toml: Any) -> None:
     assert config.plan == PRESETS["ddp"]
 
 
-def test_a_setting_is_toml_or_else_plain_text() -> None:
+def test_a_setting_is_toml_or_else_plain_text():
     for text, value in [
         ("3", 3),
         ("2.5", 2.5),
@@ -70,7 +70,7 @@ PRESET_NAMES = (
 )
 
 
-def test_a_setting_that_cannot_be_is_named_in_one_line() -> None:
+def test_a_setting_that_cannot_be_is_named_in_one_line():
     for setting, line in [
         ("run.sed=1", "[run] has no key 'sed'; did you mean 'seed'?"),
         ("diloco.prset=1", "[diloco] has no key 'prset'; did you mean 'preset'?"),
@@ -102,7 +102,7 @@ def test_a_setting_that_cannot_be_is_named_in_one_line() -> None:
         assert line in said
 
 
-def test_settings_that_do_not_go_together_are_refused() -> None:
+def test_settings_that_do_not_go_together_are_refused():
     for settings, line in [
         ("stages.count=4 diloco.dylu=true", "dylu"),  # stages go through iterations together
         ("stages.count=4 run.evaluate_every=50", "[run] evaluate_every is for whole models"),
@@ -118,7 +118,7 @@ def test_settings_that_do_not_go_together_are_refused() -> None:
         assert first in said or second in said, settings
 
 
-def test_what_a_file_cannot_say_is_named(toml: Any) -> None:
+def test_what_a_file_cannot_say_is_named(toml):
     for text, line in [
         (
             "[diloco]\ninner_step = 5",
@@ -135,7 +135,7 @@ def test_what_a_file_cannot_say_is_named(toml: Any) -> None:
     assert config_error(preset="zzz") == f"--preset zzz: no preset 'zzz'; {PRESET_NAMES}"
 
 
-def test_who_has_said_it_is_named(toml: Any) -> None:
+def test_who_has_said_it_is_named(toml):
     path = toml('[run]\nsteps = 0\n[stages]\ncount = 4\nrouting = "full"\n')
     assert config_error(path=path) == f"{path}: [run] steps is 0; it must be at least 1"
     assert config_error("run.steps=-1", path=path).startswith("--set run.steps=-1: [run] steps")
@@ -149,7 +149,7 @@ def test_who_has_said_it_is_named(toml: Any) -> None:
         load_config(None, ["stages.count=4", *flags], None, flags)
 
 
-def test_no_setting_may_be_nan() -> None:
+def test_no_setting_may_be_nan():
     config = Config()
     sections = {"diloco": config.plan}
     sections |= {s: getattr(config, s) for s in ("inner", "rounds", "membership", "checkpoint")}
@@ -159,7 +159,7 @@ def test_no_setting_may_be_nan() -> None:
                 config_error(f"{section}.{name}=nan")
 
 
-def test_a_file_that_is_missing_or_no_toml_is_refused(tmp_path: Path, toml: Any) -> None:
+def test_a_file_that_is_missing_or_no_toml_is_refused(tmp_path, toml):
     missing = tmp_path / "missing.toml"
     assert config_error(path=missing) == f"{missing}: cannot be read: No such file or directory"
     assert config_error(path=toml("[run\n")).startswith(f"{tmp_path / 'run.toml'}: not TOML: ")
@@ -172,7 +172,7 @@ def test_a_file_that_is_missing_or_no_toml_is_refused(tmp_path: Path, toml: Any)
     assert load_config(tmp_path / "run.toml", []).run.steps == 7
 
 
-def test_trackers_are_this_machines_own() -> None:
+def test_trackers_are_this_machines_own():
     """What a joiner would load for them it does not take from others."""
     config = load_config(None, ['run.track=["wandb"]'])
     assert config.run.track == ("wandb",)
@@ -184,7 +184,7 @@ def test_trackers_are_this_machines_own() -> None:
     assert own.run.track == ("trackio",)
 
 
-def test_leased_samples_are_a_setting_of_runs_that_have_it_and_of_tasks_with_a_loader() -> None:
+def test_leased_samples_are_a_setting_of_runs_that_have_it_and_of_tasks_with_a_loader():
     assert "data" not in to_document(Config())["task"]
     leased = load_config(None, ["task.data=leased"])
     assert leased.task.options == {}
@@ -195,7 +195,7 @@ def test_leased_samples_are_a_setting_of_runs_that_have_it_and_of_tasks_with_a_l
         task_of(config)
 
 
-def test_the_machines_own_sections_are_not_run_wide() -> None:
+def test_the_machines_own_sections_are_not_run_wide():
     config = load_config(None, ["rounds.quorum=1", "membership.gossip_s=9", "checkpoint.keep=5"])
     assert to_document(config) == to_document(Config())
     assert math.isclose(config.rounds.quorum, 1.0)

@@ -14,7 +14,7 @@ def tree(kind: type[MurmurError], depth: int = 0) -> Iterator[tuple[int, str, in
         yield from tree(below, depth + 1)
 
 
-def test_the_tree_of_errors_is_the_one_that_is_drawn_with_its_exit_codes() -> None:
+def test_the_tree_of_errors_is_the_one_that_is_drawn_with_its_exit_codes():
     assert all(hasattr(murmuration, name) for name in murmuration.__all__)  # loaded by that
     drawn = [
         (len(space) // 4, name, int(code)) for space, name, code in DRAWN.findall(errors.__doc__)
@@ -22,6 +22,6 @@ def test_the_tree_of_errors_is_the_one_that_is_drawn_with_its_exit_codes() -> No
     assert sorted(drawn) == sorted(tree(MurmurError))
 
 
-def test_every_error_that_a_loop_may_meet_is_a_name_of_the_library() -> None:
+def test_every_error_that_a_loop_may_meet_is_a_name_of_the_library():
     inner = {"Unreachable", "Untrusted", "Refused", "Busy"}
     assert {name for _, name, _ in tree(MurmurError)} - inner <= set(murmuration.__all__)

@@ -42,13 +42,13 @@ def fragment_counts(schema: Sequence[TensorSpec]) -> st.SearchStrategy[int]:
 
 @given(models(), st.data(), PATTERNS, PLANS, GROUPS, st.integers(0, 2**64 - 1))
 def test_every_element_has_one_shard_and_every_shard_one_reducer(
-    schema: list[TensorSpec],
-    data: st.DataObject,
-    pattern: str,
-    plan: Plan,
-    group: list[str],
-    run: int,
-) -> None:
+    schema,
+    data,
+    pattern,
+    plan,
+    group,
+    run,
+):
     fragments = partition(schema, data.draw(fragment_counts(schema)), pattern)
     assert Counter(spec for each in fragments for spec in each.specs) == Counter(schema)
     for fragment in fragments:
@@ -67,9 +67,7 @@ def test_every_element_has_one_shard_and_every_shard_one_reducer(
 
 
 @given(PLANS, st.integers(0, 20_000) | st.integers(0, 10**9), GROUPS)
-def test_shards_are_even_and_begin_where_blocks_of_both_codecs_do(
-    plan: Plan, elements: int, group: list[str]
-) -> None:
+def test_shards_are_even_and_begin_where_blocks_of_both_codecs_do(plan, elements, group):
     """However large a fragment is, and however many shards a peer reduces of it."""
     bounds = plan.shard_bounds(elements, len(group))
     orders = reducer_orders(7, 0, group, plan.chunks_per_peer(elements, len(group)))
@@ -90,8 +88,8 @@ def test_shards_are_even_and_begin_where_blocks_of_both_codecs_do(
 @settings(max_examples=8)
 @given(CODEC, st.integers(0, 9_000), st.integers(1, 6), BLOCKS, st.integers(0, 99))
 def test_the_mean_of_each_element_is_that_of_the_whole_whatever_the_shards_and_blocks(
-    codec: str, reduction_codec: str, elements: int, peers: int, block: int, seed: int
-) -> None:
+    codec, reduction_codec, elements, peers, block, seed
+):
     plan = Plan(codec=codec, reduction_codec=reduction_codec, merge="keep")
     up, down = codec_by_name(codec), codec_by_name(reduction_codec)
     generator = torch.Generator().manual_seed(seed)
@@ -113,7 +111,7 @@ def test_the_mean_of_each_element_is_that_of_the_whole_whatever_the_shards_and_b
 
 
 @given(CODEC, st.integers(0, 9_000))
-def test_what_an_encoding_has_left_out_makes_it_whole(codec: str, elements: int) -> None:
+def test_what_an_encoding_has_left_out_makes_it_whole(codec, elements):
     values = torch.randn(elements, generator=torch.Generator().manual_seed(elements))
     own = codec_by_name(codec)
     payload = wire.encode(own, values)
@@ -127,8 +125,8 @@ def test_what_an_encoding_has_left_out_makes_it_whole(codec: str, elements: int)
 @settings(max_examples=8)
 @given(CODEC, st.integers(0, 5_000), st.integers(1, 5), st.integers(1, 9), st.integers(0, 99))
 def test_limbs_of_integers_are_the_first_ones_whatever_the_codecs(
-    codec: str, reduction_codec: str, coded: int, peers: int, exact: int, seed: int
-) -> None:
+    codec, reduction_codec, coded, peers, exact, seed
+):
     plan = Plan(codec=codec, reduction_codec=reduction_codec, merge="keep")
     up, down = codec_by_name(codec), codec_by_name(reduction_codec)
     generator = torch.Generator().manual_seed(seed)
@@ -155,7 +153,7 @@ def test_limbs_of_integers_are_the_first_ones_whatever_the_codecs(
     assert torch.equal(arrived[coded:], limbs[0].float())
 
 
-def test_limbs_that_are_not_finite_are_refused() -> None:
+def test_limbs_that_are_not_finite_are_refused():
     e3m0, values = codec_by_name("e3m0"), torch.tensor([1.0, 2.0, torch.nan])
     coded = torch.cat((e3m0.encode(values[:2]), values[2:].view(torch.uint8)))
     for read in (wire.check_values, wire.decode):
@@ -163,7 +161,7 @@ def test_limbs_that_are_not_finite_are_refused() -> None:
             read(e3m0, tensors.tensor_bytes(coded), 3, exact=1)
 
 
-def test_a_fragment_without_elements_is_covered_by_empty_shards() -> None:
+def test_a_fragment_without_elements_is_covered_by_empty_shards():
     fragment = Fragment(0, (TensorSpec("none", (0, 3)),))
     bounds = Plan(codec="e3m0").shard_bounds(fragment.elements, 3)
     assert bounds == ((0, 0),) * 3

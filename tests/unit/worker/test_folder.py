@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-from pathlib import Path
 
 import pytest
 from filelock import FileLock
@@ -14,7 +13,7 @@ from tests.support.full_disk import no_file_above
 from tests.support.refusals import one_line
 
 
-def test_events_go_on_and_one_warning_says_that_they_are_not_written(tmp_path: Path) -> None:
+def test_events_go_on_and_one_warning_says_that_they_are_not_written(tmp_path):
     told: list[dict[str, object]] = []
     log = EventLog(tmp_path, told.append, lambda event: event.setdefault("peer", "a"))
     log({"event": "round", "round": 1})
@@ -34,7 +33,7 @@ def test_events_go_on_and_one_warning_says_that_they_are_not_written(tmp_path: P
     assert (first["round"], last["round"]) == (1, 5)
 
 
-def test_a_worker_does_not_begin_on_a_full_disk(tmp_path: Path) -> None:
+def test_a_worker_does_not_begin_on_a_full_disk(tmp_path):
     refused = one_line(ConfigError, "File too large; make room there")
     with no_file_above(1000), refused, alone_in(tmp_path / "out"):
         raise AssertionError("it has begun")
@@ -43,7 +42,7 @@ def test_a_worker_does_not_begin_on_a_full_disk(tmp_path: Path) -> None:
         pass
 
 
-def test_a_document_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
+def test_a_document_that_cannot_be_written_is_a_warning(tmp_path):
     told: list[dict[str, object]] = []
     with no_file_above(3):
         leave_json(tmp_path / "result.json", {"a": 1}, told.append)
@@ -51,7 +50,7 @@ def test_a_document_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_is_known_whether_a_worker_writes_there(tmp_path: Path) -> None:
+def test_it_is_known_whether_a_worker_writes_there(tmp_path):
     assert not is_taken(tmp_path / "out")
     assert not (tmp_path / "out").exists()
     with alone_in(tmp_path / "out"):
@@ -72,9 +71,7 @@ def test_it_is_known_whether_a_worker_writes_there(tmp_path: Path) -> None:
         (errno.ELOOP, "Too many levels of symbolic links; choose another folder"),
     ],
 )
-def test_a_folder_that_cannot_be_used_says_why_and_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, says: str
-) -> None:
+def test_a_folder_that_cannot_be_used_says_why_and_what_to_do(tmp_path, monkeypatch, code, says):
     def refuse(_lock: FileLock, timeout: float) -> None:
         raise OSError(code, os.strerror(code))
 
@@ -83,7 +80,7 @@ def test_a_folder_that_cannot_be_used_says_why_and_what_to_do(
         raise AssertionError("it has begun")
 
 
-def test_a_file_and_a_loop_of_links_are_no_folders(tmp_path: Path) -> None:
+def test_a_file_and_a_loop_of_links_are_no_folders(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to("loop")
     for name, says in [
@@ -96,7 +93,7 @@ def test_a_file_and_a_loop_of_links_are_no_folders(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pipe", [False, True], ids=["link", "pipe"])
-def test_a_log_that_leads_elsewhere_is_not_written(tmp_path: Path, pipe: bool) -> None:
+def test_a_log_that_leads_elsewhere_is_not_written(tmp_path, pipe):
     log, elsewhere = tmp_path / "events.jsonl", tmp_path / "elsewhere"
     elsewhere.write_text("mine")
     if pipe:

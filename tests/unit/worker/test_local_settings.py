@@ -1,6 +1,5 @@
 """Code is loaded and files are read if the user has named them, never on a peer's word."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +29,7 @@ def run_of(*settings: str) -> dict[str, Any]:
         ("task.text=x; rm -rf ~", "--set 'task.text=x; rm -rf ~'"),
     ],
 )
-def test_a_joiner_is_told_what_to_type(named: str, typing: str, tmp_path: Path) -> None:
+def test_a_joiner_is_told_what_to_type(named, typing, tmp_path):
     run = run_of(named)
     with pytest.raises(TaskError, match="only others have named it") as refused:
         join_config(run, None, (), "host:1")
@@ -43,7 +42,7 @@ def test_a_joiner_is_told_what_to_type(named: str, typing: str, tmp_path: Path) 
     join_config(run, file, (), "host:1")
 
 
-def test_what_cannot_be_typed_is_not_shown(tmp_path: Path) -> None:
+def test_what_cannot_be_typed_is_not_shown(tmp_path):
     run = run_of()
     run["task"]["text"] = "\x1b[2J" + "a" * 5000
     with pytest.raises(TaskError) as refused:
@@ -53,7 +52,7 @@ def test_what_cannot_be_typed_is_not_shown(tmp_path: Path) -> None:
     assert str(refused.value).endswith("add --set task.text=...")
 
 
-def test_initial_values_come_from_the_others_or_from_what_was_typed(tmp_path: Path) -> None:
+def test_initial_values_come_from_the_others_or_from_what_was_typed(tmp_path):
     elsewhere = run_of(f"task.init={tmp_path / 'nothing'}")
     assert join_config(elsewhere, None, (), "host:1").task.init
     run = run_of(f"task.init={tmp_path}")
@@ -64,13 +63,13 @@ def test_initial_values_come_from_the_others_or_from_what_was_typed(tmp_path: Pa
     assert typed.task.init == str(tmp_path)
 
 
-def test_a_section_that_is_none_is_refused_and_loops_of_their_own_load_nothing() -> None:
+def test_a_section_that_is_none_is_refused_and_loops_of_their_own_load_nothing():
     with pytest.raises(ManifestRefused, match=r"without a section \[task\]"):
         join_config(run_of() | {"task": [1, 2]}, None, (), "host:1")
     join_config(run_of(f"task.name={OWN_LOOP}", "inner.optimizer=os:system"), None, (), "host:1")
 
 
-def test_of_a_checkpoint_only_its_task_may_be_said_otherwise() -> None:
+def test_of_a_checkpoint_only_its_task_may_be_said_otherwise():
     run = run_of("task.name=torch.hub:load", "task.repo=x", "inner.optimizer=os:system")
     with pytest.raises(TaskError, match=r"add --set task\.name=torch\.hub:load$"):
         restored_config(run, (), "runs/x", own=False)
@@ -81,7 +80,7 @@ def test_of_a_checkpoint_only_its_task_may_be_said_otherwise() -> None:
         restored_config(run, ("diloco.fragments=2",), "runs/x", own=True)
 
 
-def test_what_a_model_of_transformers_could_load() -> None:
+def test_what_a_model_of_transformers_could_load():
     for options, found in [
         ({"model": LLAMA}, ()),
         ({"model": LLAMA, "tokenizer": "bytes", "text": "stdlib"}, ()),
@@ -98,7 +97,7 @@ def test_what_a_model_of_transformers_could_load() -> None:
         assert local_settings("huggingface", options) == found
 
 
-def test_a_model_that_this_machine_cannot_hold_is_not_built_on_others_word() -> None:
+def test_a_model_that_this_machine_cannot_hold_is_not_built_on_others_word():
     for task in [
         {"architecture": {"num_hidden_layers": 10**9}},
         {"architecture": {"hidden_size": 3_000_000}},
@@ -113,7 +112,7 @@ def test_a_model_that_this_machine_cannot_hold_is_not_built_on_others_word() -> 
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_what_a_model_takes_is_counted_without_it(name: str) -> None:
+def test_what_a_model_takes_is_counted_without_it(name):
     config = MODELS[name]
     model = empty_llama(config)
     elements = sum(each.numel() for each in model.parameters())

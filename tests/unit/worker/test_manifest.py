@@ -52,7 +52,7 @@ def changed_at(document: dict[str, Any], path: tuple[str, ...], value: object) -
 ALL_LEAVES = list(leaves(manifest("task.model=tiny").agreed))
 
 
-def test_it_holds_the_run_wide_settings_and_every_tensor() -> None:
+def test_it_holds_the_run_wide_settings_and_every_tensor():
     document = manifest().document
     assert document["protocol"] == PROTOCOL
     assert document["tensors"] == {"model.layers.0.w": [3, 4], "embed": [256, 3], "s": []}
@@ -60,7 +60,7 @@ def test_it_holds_the_run_wide_settings_and_every_tensor() -> None:
     assert set(document) == {"protocol", *sections, "tensors", "advice"}
 
 
-def test_peers_may_differ_in_what_is_advice() -> None:
+def test_peers_may_differ_in_what_is_advice():
     here, there = manifest("diloco.overlap_steps=0"), manifest("diloco.overlap_steps=7")
     assert here.run == there.run
     assert first_difference(here.agreed, there.agreed) is None
@@ -79,14 +79,14 @@ def test_peers_may_differ_in_what_is_advice() -> None:
     assert parse_config(roomy.sections, "there").stages.memory_mib == 128.0
 
 
-def test_a_codec_of_another_version_is_refused_with_what_to_do() -> None:
+def test_a_codec_of_another_version_is_refused_with_what_to_do():
     sections = manifest().sections
     theirs = {**sections, "diloco": {**sections["diloco"], "codec": "fp2"}}
     with pytest.raises(ManifestRefused, match=r"there exchanges in the codec 'fp2', which this"):
         join_config(theirs, None, [], "there")
 
 
-def test_the_run_does_not_depend_on_the_order_of_keys() -> None:
+def test_the_run_does_not_depend_on_the_order_of_keys():
     document = manifest().plain()
     backwards = dict(reversed(document.items()))
     backwards["diloco"] = dict(reversed(document["diloco"].items()))
@@ -95,7 +95,7 @@ def test_the_run_does_not_depend_on_the_order_of_keys() -> None:
 
 
 @pytest.mark.parametrize("path", ALL_LEAVES, ids=".".join)
-def test_another_value_anywhere_is_another_run_and_is_named(path: tuple[str, ...]) -> None:
+def test_another_value_anywhere_is_another_run_and_is_named(path):
     ours = manifest("task.model=tiny").plain()
     theirs = changed_at(ours, path, "another")
     assert Manifest(theirs).run != Manifest(ours).run
@@ -106,9 +106,7 @@ def test_another_value_anywhere_is_another_run_and_is_named(path: tuple[str, ...
 
 
 @given(st.dictionaries(st.text(max_size=3), DOCUMENTS, max_size=3), st.data())
-def test_two_runs_differ_exactly_where_a_difference_is_named(
-    ours: dict[str, Any], data: st.DataObject
-) -> None:
+def test_two_runs_differ_exactly_where_a_difference_is_named(ours, data):
     theirs = copy.deepcopy(ours)
     if ours and data.draw(st.booleans()):
         path = data.draw(st.sampled_from(list(leaves(ours))))
@@ -117,7 +115,7 @@ def test_two_runs_differ_exactly_where_a_difference_is_named(
     assert (named is None) == (Manifest(ours).run == Manifest(theirs).run)
 
 
-def test_what_is_no_manifest_is_refused_when_it_is_unpacked() -> None:
+def test_what_is_no_manifest_is_refused_when_it_is_unpacked():
     """What `unpack` lets through must have a run to compare."""
     for document in (None, 3, [], {}, {"protocol": "one"}, {"run": {}}):
         with pytest.raises(WireError, match=r"not a manifest$|not a map with text keys$"):
@@ -129,7 +127,7 @@ def test_what_is_no_manifest_is_refused_when_it_is_unpacked() -> None:
             assert Manifest.unpack(zstandard.ZstdCompressor().compress(plain)).run
 
 
-def test_peers_with_another_cut_run_something_else() -> None:
+def test_peers_with_another_cut_run_something_else():
     cut = ["stages.count=2", "stages.layers=[2, 1]"]
     here, there = manifest(), manifest(*cut)
     assert here.run != there.run

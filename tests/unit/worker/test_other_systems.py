@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from importlib.metadata import entry_points
-from pathlib import Path
 
 import murmuration
 from murmuration.worker import cli
@@ -44,7 +43,7 @@ print(count, *murmuration.__all__)
 """
 
 
-def test_windows_lacks_nothing_and_a_users_own_modules_are_in_nobodys_way(tmp_path: Path) -> None:
+def test_windows_lacks_nothing_and_a_users_own_modules_are_in_nobodys_way(tmp_path):
     for hides in ("worker.py", "protos/__init__.py", "algorithms.py"):
         (tmp_path / hides).parent.mkdir(exist_ok=True)
         (tmp_path / hides).write_text("raise SystemExit('not this')")
@@ -59,6 +58,6 @@ def test_windows_lacks_nothing_and_a_users_own_modules_are_in_nobodys_way(tmp_pa
     assert all(hasattr(murmuration, name) for name in names)
 
 
-def test_murmur_is_what_is_installed() -> None:
+def test_murmur_is_what_is_installed():
     (murmur,) = entry_points(group="console_scripts", name="murmur")
     assert murmur.load() is cli.main

@@ -2,7 +2,6 @@
 is ended as it moves to another stage does."""
 
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -25,9 +24,7 @@ CONFIG = load_config(None, SETTINGS, None)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_a_worker_that_is_ended_as_it_moves_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int
-) -> None:
+def test_a_worker_that_is_ended_as_it_moves_ends(tmp_path, monkeypatch, number, code):
     def moves(worker: Worker) -> int:
         worker.goes_on = options
         with worker._signals():
@@ -41,7 +38,7 @@ def test_a_worker_that_is_ended_as_it_moves_ends(
     assert run_worker(CONFIG, options) == code
 
 
-def test_a_checkpoint_of_another_stage_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_stage_is_refused(tmp_path):
     task = task_of(CONFIG)
     manifest = Manifest.of(CONFIG, part_of(task, CONFIG, 0).whole)
     values = {"manifest": manifest.plain(), "stage": 2, "step": 5, "format": FORMAT}

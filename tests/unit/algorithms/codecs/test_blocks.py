@@ -40,7 +40,7 @@ def bound(codec: Codec, values: Tensor) -> Tensor:
 
 @codecs("bf16", "int8", "e3m0", "sign", "ternary")
 @given(values=blocks)
-def test_the_error_is_bounded(codec: Codec, values: list[float]) -> None:
+def test_the_error_is_bounded(codec, values):
     tensor = torch.tensor(values, dtype=torch.float32)
     decoded = codec.decode(codec.encode(tensor), len(values)).to(torch.float64)
     exact = tensor.to(torch.float64)
@@ -49,14 +49,14 @@ def test_the_error_is_bounded(codec: Codec, values: list[float]) -> None:
 
 @block_codec
 @given(values=blocks)
-def test_magnitudes_are_coded_alike_on_both_sides(codec: Codec, values: list[float]) -> None:
+def test_magnitudes_are_coded_alike_on_both_sides(codec, values):
     tensor = torch.tensor(values, dtype=torch.float32)
     plus, minus = (codec.decode(codec.encode(each), len(values)) for each in (tensor, -tensor))
     assert torch.equal(plus, -minus)
 
 
 @block_codec
-def test_too_large_values_are_refused(codec: Codec) -> None:
+def test_too_large_values_are_refused(codec):
     codec.encode(torch.tensor([LIMIT, -LIMIT]))
     for value in (math.nextafter(LIMIT, math.inf) * 1.001, -3e38):
         with pytest.raises(ValueError, match=r"or too large \(at most 1.70141e\+38\)"):
@@ -64,7 +64,7 @@ def test_too_large_values_are_refused(codec: Codec) -> None:
 
 
 @codecs("int8", "e3m0", "ternary")
-def test_one_huge_value_spoils_its_block_only(codec: Codec) -> None:
+def test_one_huge_value_spoils_its_block_only(codec):
     values = torch.randn(3 * BLOCK, generator=torch.Generator().manual_seed(1))
     values[BLOCK] = 1e30
     decoded = codec.decode(codec.encode(values), 3 * BLOCK)
@@ -82,7 +82,7 @@ def test_one_huge_value_spoils_its_block_only(codec: Codec) -> None:
         ("ternary", 0.44, 0.64),
     ],
 )
-def test_the_error_is_what_was_measured(name: str, gaussian: float, heavy: float) -> None:
+def test_the_error_is_what_was_measured(name, gaussian, heavy):
     normal = torch.randn(4, 2**17, generator=torch.Generator().manual_seed(2))
     student = normal[0] / normal[1:].square().mean(0).sqrt()
     for values, most in ((normal[0], gaussian), (student, heavy)):
@@ -100,13 +100,13 @@ def test_the_error_is_what_was_measured(name: str, gaussian: float, heavy: float
         ("ternary", [0.5, -0.5, 0.0, 0.5, 0.0, -0.5], [0, 0x3F, 1 + 2 * 3 + 27, 2]),
     ],
 )
-def test_the_bytes_are_as_documented(name: str, values: list[float], expected: list[int]) -> None:
+def test_the_bytes_are_as_documented(name, values, expected):
     raw = codec_by_name(name).encode(torch.tensor(values))
     assert raw.tolist() == expected
     assert codec_by_name(name).decode(raw, len(values)).tolist() == values
 
 
-def test_e3m0_rounds_to_the_nearest_power() -> None:
+def test_e3m0_rounds_to_the_nearest_power():
     values = [1.0, 0.74, 0.76, 0.126, 2.0**-7, 2.0**-7.1, -0.51]
     filler = [2.0**-k for k in range(6)] * 8  # the powers of the largest value fit best
     codec = codec_by_name("e3m0")
@@ -124,7 +124,7 @@ MODEST = st.lists(
 
 
 @given(values=MODEST)
-def test_a_sign_stands_for_the_mean_magnitude(values: list[float]) -> None:
+def test_a_sign_stands_for_the_mean_magnitude(values):
     exact = torch.tensor(values, dtype=torch.float64)
     decoded = SIGN.decode(SIGN.encode(torch.tensor(values, dtype=torch.float32)), len(values))
     mean = exact.abs().mean().item()
@@ -134,7 +134,7 @@ def test_a_sign_stands_for_the_mean_magnitude(values: list[float]) -> None:
 
 
 @given(values=MODEST)
-def test_ternary_values_are_the_nearest_of_three(values: list[float]) -> None:
+def test_ternary_values_are_the_nearest_of_three(values):
     given = torch.tensor(values, dtype=torch.float32)
     decoded = TERNARY.decode(TERNARY.encode(given), len(values))
     level = decoded.abs().max()
@@ -144,7 +144,7 @@ def test_ternary_values_are_the_nearest_of_three(values: list[float]) -> None:
 
 
 @given(values=MODEST)
-def test_ternary_levels_are_the_mean_of_the_large(values: list[float]) -> None:
+def test_ternary_levels_are_the_mean_of_the_large(values):
     magnitudes = torch.tensor(values, dtype=torch.float64).abs()
     raw = TERNARY.encode(torch.tensor(values, dtype=torch.float32))
     level = raw[:SCALE_BYTES].clone().view(torch.bfloat16).item()
@@ -157,9 +157,7 @@ def test_ternary_levels_are_the_mean_of_the_large(values: list[float]) -> None:
 
 @codecs("sign", "ternary")
 @given(seed=st.integers(0, 99), elements=st.integers(1, BLOCK))
-def test_the_order_of_a_block_does_not_change_its_scale(
-    codec: Codec, seed: int, elements: int
-) -> None:
+def test_the_order_of_a_block_does_not_change_its_scale(codec, seed, elements):
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(elements, generator=generator).exp()
     shuffled = values[torch.randperm(elements, generator=generator)]
@@ -167,7 +165,7 @@ def test_the_order_of_a_block_does_not_change_its_scale(
     assert scales[0] == scales[1]
 
 
-def test_every_byte_of_ternary_has_five_digits() -> None:
+def test_every_byte_of_ternary_has_five_digits():
     """All 243 of them, and each once."""
     digits = torch.cartesian_prod(*[torch.tensor([0.0, 1.0, -1.0])] * 5).flip(1)
     values = torch.cat((digits.flatten(), torch.ones(1)))  # a block has its own scale

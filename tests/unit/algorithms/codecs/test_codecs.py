@@ -41,7 +41,7 @@ def round_trip(codec: Codec, values: Tensor) -> Tensor:
     return codec.decode(codec.encode(values), values.numel())
 
 
-def test_names_and_wire_ids_never_change() -> None:
+def test_names_and_wire_ids_never_change():
     assert {codec.name: codec.wire_id for codec in CODECS} == WIRE_IDS
     assert all(codec_by_name(codec.name) is codec for codec in CODECS)
 
@@ -49,7 +49,7 @@ def test_names_and_wire_ids_never_change() -> None:
 @every_codec
 @settings(max_examples=20)
 @given(elements=st.integers(0, 9000), seed=st.integers(0, 99))
-def test_sizes_are_as_announced(codec: Codec, elements: int, seed: int) -> None:
+def test_sizes_are_as_announced(codec, elements, seed):
     raw = codec.encode(values_of(elements, seed))
     assert raw.dtype == torch.uint8
     assert raw.shape == (codec.encoded_bytes(elements),)
@@ -59,7 +59,7 @@ def test_sizes_are_as_announced(codec: Codec, elements: int, seed: int) -> None:
     assert BLOCK_ELEMENTS % codec.block_elements == 0  # what the worker codes at a time
 
 
-def test_few_bits_are_few_and_those_that_something_must_keep_the_rest_of() -> None:
+def test_few_bits_are_few_and_those_that_something_must_keep_the_rest_of():
     for name, bits in MOST_BITS.items():
         assert codec_by_name(name).encoded_bytes(BLOCK_ELEMENTS) * 8 <= bits * BLOCK_ELEMENTS
     few = {codec.name for codec in CODECS if has_few_bits(codec.name)}
@@ -70,9 +70,7 @@ def test_few_bits_are_few_and_those_that_something_must_keep_the_rest_of() -> No
 @every_codec
 @settings(max_examples=15)
 @given(elements=st.integers(1, 20000), shards=st.integers(1, 9), seed=st.integers(0, 99))
-def test_shards_encode_as_parts_of_the_whole(
-    codec: Codec, elements: int, shards: int, seed: int
-) -> None:
+def test_shards_encode_as_parts_of_the_whole(codec, elements, shards, seed):
     values = values_of(elements, seed)
     bounds = shard_bounds(elements, shards, codec.block_elements)
     pieces = [codec.encode(values[start:stop].clone()) for start, stop in bounds]
@@ -84,7 +82,7 @@ def test_shards_encode_as_parts_of_the_whole(
 @every_codec
 @settings(max_examples=10)
 @given(seed=st.integers(0, 99), share=st.floats(0.0, 1.0))
-def test_zeros_stay_zeros(codec: Codec, seed: int, share: float) -> None:
+def test_zeros_stay_zeros(codec, seed, share):
     values = values_of(5000, seed)
     zeros = torch.rand(5000, generator=torch.Generator().manual_seed(seed)) < share
     if codec.name == "sign":  # which knows no zero among others
@@ -96,7 +94,7 @@ def test_zeros_stay_zeros(codec: Codec, seed: int, share: float) -> None:
 @every_codec
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize(("elements", "at"), [(1, 0), (130, 5), (130, 129), (270_000, 262_200)])
-def test_what_is_not_finite_is_refused(codec: Codec, bad: float, elements: int, at: int) -> None:
+def test_what_is_not_finite_is_refused(codec, bad, elements, at):
     values = values_of(elements, 1)
     values[at] = bad
     with pytest.raises(ValueError, match=f"{codec.name}: the values are NaN, infinite or too"):
@@ -105,7 +103,7 @@ def test_what_is_not_finite_is_refused(codec: Codec, bad: float, elements: int, 
 
 @every_codec
 @pytest.mark.parametrize("scale", [2.0**-149, 2.0**-130, 2.0**-119, 2.0**-60, 2.0**10])
-def test_any_scale_is_decoded_to_finite_values(codec: Codec, scale: float) -> None:
+def test_any_scale_is_decoded_to_finite_values(codec, scale):
     values = values_of(1000, 2).mul_(scale)
     decoded = codec.decode(codec.encode(values), 1000)
     assert torch.isfinite(decoded).all()
@@ -114,9 +112,7 @@ def test_any_scale_is_decoded_to_finite_values(codec: Codec, scale: float) -> No
 
 
 @every_codec
-def test_the_same_bytes_come_each_time_and_in_pieces_of_any_size(
-    codec: Codec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_bytes_come_each_time_and_in_pieces_of_any_size(codec, monkeypatch):
     values = values_of(270_001, 3)
     before, raw = values.clone(), codec.encode(values).clone()
     decoded = codec.decode(raw, 270_001)
@@ -128,7 +124,7 @@ def test_the_same_bytes_come_each_time_and_in_pieces_of_any_size(
 
 
 @every_codec
-def test_any_bytes_of_the_right_size_decode_or_are_refused(codec: Codec) -> None:
+def test_any_bytes_of_the_right_size_decode_or_are_refused(codec):
     size = codec.encoded_bytes(5001)
     raw = torch.randint(0, 256, (size,), generator=torch.Generator().manual_seed(1))
     if codec.name.startswith("topk"):  # places have a number
@@ -142,7 +138,7 @@ def test_any_bytes_of_the_right_size_decode_or_are_refused(codec: Codec) -> None
 
 @every_codec
 @pytest.mark.parametrize("elements", [1, 64, 65, 4096, 4097])
-def test_payloads_may_lie_anywhere_in_a_buffer(codec: Codec, elements: int) -> None:
+def test_payloads_may_lie_anywhere_in_a_buffer(codec, elements):
     values = values_of(elements + 3, 6)[3:]
     raw = codec.encode(values)
     buffer = torch.zeros(raw.numel() + 9, dtype=torch.uint8)
@@ -164,7 +160,7 @@ HARD = [0.0, -0.0, 1.0, -1.0, 1.5, 3.0, *(2.0**-k for k in (38, 119, 126, 149)),
         max_size=300,
     )
 )
-def test_what_was_decoded_encodes_to_the_same_bytes(codec: Codec, values: list[float]) -> None:
+def test_what_was_decoded_encodes_to_the_same_bytes(codec, values):
     raw = codec.encode(torch.tensor(values)).clone()
     decoded = codec.decode(raw, len(values))
     if decoded.abs().max() <= LARGEST:
@@ -173,7 +169,7 @@ def test_what_was_decoded_encodes_to_the_same_bytes(codec: Codec, values: list[f
 
 @every_codec
 @pytest.mark.parametrize("extra", [-1, 1])
-def test_a_wrong_number_of_bytes_is_refused(codec: Codec, extra: int) -> None:
+def test_a_wrong_number_of_bytes_is_refused(codec, extra):
     expected = codec.encoded_bytes(8)
     with pytest.raises(ValueError, match=f"8 values take {expected} bytes, got {expected + extra}"):
         codec.decode(torch.zeros(expected + extra, dtype=torch.uint8), 8)
@@ -181,9 +177,7 @@ def test_a_wrong_number_of_bytes_is_refused(codec: Codec, extra: int) -> None:
 
 @pytest.mark.parametrize("elements", [5, 4097, 30_000])
 @pytest.mark.parametrize("name", ["topk32", "topk256"])
-def test_torch_alone_keeps_what_numpy_keeps(
-    monkeypatch: pytest.MonkeyPatch, name: str, elements: int
-) -> None:
+def test_torch_alone_keeps_what_numpy_keeps(monkeypatch, name, elements):
     codec = codec_by_name(name)
     values = values_of(elements, 1)
     values[elements // 3 : elements // 2] = 0.0
@@ -196,7 +190,7 @@ def test_torch_alone_keeps_what_numpy_keeps(
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=50))
-def test_the_bytes_are_little_endian_and_come_back_exactly(values: list[float]) -> None:
+def test_the_bytes_are_little_endian_and_come_back_exactly(values):
     tensor = torch.tensor(values, dtype=torch.float32)
     raw = FP32().encode(tensor)
     back = FP32().decode(raw, len(values))
@@ -204,7 +198,7 @@ def test_the_bytes_are_little_endian_and_come_back_exactly(values: list[float]) 
     assert raw.numpy().tobytes() == struct.pack(f"<{len(values)}f", *values)
 
 
-def test_encoding_and_decoding_are_views() -> None:
+def test_encoding_and_decoding_are_views():
     values = torch.ones(4)
     raw = FP32().encode(values)
     assert raw.data_ptr() == values.data_ptr()
@@ -216,18 +210,18 @@ def in_bf16(value: float) -> float:
 
 
 @given(st.integers(-128, 128), st.integers(-100, 100))
-def test_eight_bits_of_precision_are_exact_in_bf16(mantissa: int, exponent: int) -> None:
+def test_eight_bits_of_precision_are_exact_in_bf16(mantissa, exponent):
     assert in_bf16(mantissa * 2.0**exponent) == mantissa * 2.0**exponent
 
 
 @pytest.mark.parametrize(
     ("value", "rounded"), [(1 + 2.0**-8, 1.0), (1 + 3 * 2.0**-8, 1 + 2.0**-6), (-1 - 2.0**-8, -1.0)]
 )
-def test_ties_go_to_even(value: float, rounded: float) -> None:
+def test_ties_go_to_even(value, rounded):
     assert in_bf16(value) == rounded
 
 
-def test_finite_values_never_become_infinite() -> None:
+def test_finite_values_never_become_infinite():
     assert in_bf16(2.0**128 - 2.0**119 - 2.0**104) == 2.0**128 - 2.0**120
     beyond = 2.0**128 - 2.0**119
     for value in (beyond, -beyond, -(2.0**128) + 2.0**104, math.inf, math.nan):
@@ -237,7 +231,7 @@ def test_finite_values_never_become_infinite() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @every_codec
-def test_cuda_gives_what_the_cpu_gives(codec: Codec) -> None:
+def test_cuda_gives_what_the_cpu_gives(codec):
     elements = 3 * 4096 + 77
     values = values_of(elements, 1) * 1e-3
     here = codec.encode(values)

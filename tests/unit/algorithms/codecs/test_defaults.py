@@ -56,7 +56,7 @@ def coded(codec: Codec) -> tuple[bytes, torch.Tensor]:
 USUAL = {codec.name: coded(codec) for codec in CODECS}
 
 
-def test_codecs_do_not_depend_on_defaults(default: object) -> None:
+def test_codecs_do_not_depend_on_defaults(default):
     for codec in CODECS:
         (raw, values), (usual, decoded) = coded(codec), USUAL[codec.name]
         assert raw == usual, codec.name
@@ -64,7 +64,7 @@ def test_codecs_do_not_depend_on_defaults(default: object) -> None:
         assert torch.equal(values, decoded), codec.name
 
 
-def test_fragments_are_fp32_on_the_host(default: object) -> None:
+def test_fragments_are_fp32_on_the_host(default):
     flat = Fragment(0, (TensorSpec("w", (2,)),)).empty()
     assert (flat.dtype, flat.device.type) == (torch.float32, "cpu")
 
@@ -83,7 +83,7 @@ def untyped(path: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("package", ["algorithms", "worker"])
-def test_no_tensor_is_made_without_a_type(package: str) -> None:
+def test_no_tensor_is_made_without_a_type(package):
     """A program's `torch.set_default_dtype` would decide what it is of."""
     found = {path: untyped(path) for path in (ROOT / package).rglob("*.py")}
     assert {path: lines for path, lines in found.items() if lines} == {}

@@ -25,9 +25,7 @@ def round_trip(values: Tensor, name: str = "topk") -> Tensor:
 
 @every_topk
 @given(elements=st.integers(1, CHUNK), power=st.integers(1, 9), seed=st.integers(0, 99))
-def test_the_largest_are_kept_and_bounds_hold(
-    name: str, elements: int, power: int, seed: int
-) -> None:
+def test_the_largest_are_kept_and_bounds_hold(name, elements, power, seed):
     values = values_of(elements, seed) ** power
     decoded = round_trip(values, name).to(torch.float64)
     kept = math.ceil(elements * KEPT[name] / CHUNK)
@@ -42,7 +40,7 @@ def test_the_largest_are_kept_and_bounds_hold(
 
 
 @every_topk
-def test_of_equal_magnitudes_the_earlier_are_kept(name: str) -> None:
+def test_of_equal_magnitudes_the_earlier_are_kept(name):
     values = torch.ones(2 * CHUNK)
     values[::2] = -1.0
     values[CHUNK + 100] = 1.5  # before them is room for one less
@@ -54,7 +52,7 @@ def test_of_equal_magnitudes_the_earlier_are_kept(name: str) -> None:
 
 
 @every_topk
-def test_chunks_are_encoded_as_each_would_be_alone(name: str) -> None:
+def test_chunks_are_encoded_as_each_would_be_alone(name):
     kept = KEPT[name]
     few, equal = torch.zeros(2, CHUNK)
     few[7 : 7 * kept : 7] = values_of(kept - 1, 1)  # one fewer than are kept, and one more
@@ -67,7 +65,7 @@ def test_chunks_are_encoded_as_each_would_be_alone(name: str) -> None:
 
 @every_topk
 @pytest.mark.parametrize("place", [0, CHUNK - 1])
-def test_the_first_and_the_last_place_are_as_good_as_any(name: str, place: int) -> None:
+def test_the_first_and_the_last_place_are_as_good_as_any(name, place):
     values = torch.zeros(3 * CHUNK)
     values[place::CHUNK] = -2.0
     assert torch.equal(round_trip(values, name), values)
@@ -76,7 +74,7 @@ def test_the_first_and_the_last_place_are_as_good_as_any(name: str, place: int) 
     assert torch.equal(round_trip(values, name), values)
 
 
-def test_two_magnitudes_come_back_exactly_and_the_levels_are_the_best_two() -> None:
+def test_two_magnitudes_come_back_exactly_and_the_levels_are_the_best_two():
     values = torch.zeros(2 * CHUNK)
     values[10:40], values[50], values[5000] = 0.25, -3.0, 7.0
     assert torch.equal(round_trip(values), values)
@@ -85,7 +83,7 @@ def test_two_magnitudes_come_back_exactly_and_the_levels_are_the_best_two() -> N
     assert round_trip(values)[[3, 70, 150, 200, 299]].tolist() == [1.25, -1.25, 1.25, 8.5, -8.5]
 
 
-def test_the_bytes_are_as_documented() -> None:
+def test_the_bytes_are_as_documented():
     values = torch.zeros(130)  # 3 are kept
     values[5], values[129] = -2.0, 1.0
     raw = codec.encode(values)
@@ -102,18 +100,18 @@ def test_the_bytes_are_as_documented() -> None:
 @pytest.mark.parametrize(
     ("elements", "size"), [(0, 0), (1, 6), (64, 6), (65, 7), (CHUNK, 84), (CHUNK + 1, 90)]
 )
-def test_the_size_follows_from_the_number_of_values(elements: int, size: int) -> None:
+def test_the_size_follows_from_the_number_of_values(elements, size):
     assert codec.encoded_bytes(elements) == size
 
 
-def test_a_place_past_the_end_counts_as_the_last() -> None:
+def test_a_place_past_the_end_counts_as_the_last():
     raw = codec.encode(torch.ones(10))
     raw[4] |= 0b11111100  # the six low bits
     assert codec.decode(raw, 10).tolist() == [0.0] * 9 + [1.0]
 
 
 @every_topk
-def test_more_or_fewer_places_than_are_kept_are_refused(name: str) -> None:
+def test_more_or_fewer_places_than_are_kept_are_refused(name):
     codec = codec_by_name(name)
     raw = codec.encode(values_of(CHUNK, 1))
     fewer, more = raw.clone(), raw.clone()

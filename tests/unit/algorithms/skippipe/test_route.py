@@ -33,7 +33,7 @@ RULES = Rules(stages=8, visited=4)
 @pytest.mark.parametrize(
     "stages", [(1, 2, 3, 4), (), (0, 2, 2, 4), (0, 2, 3), (0, 5, 6, 7), (0, 3, 2, 5)]
 )
-def test_what_a_route_may_not_do(stages: tuple[int, ...]) -> None:
+def test_what_a_route_may_not_do(stages):
     assert not keeps_rules(stages, RULES)
     assert keeps_rules((0, 2, 3, 5), RULES)
 
@@ -47,7 +47,7 @@ def test_what_a_route_may_not_do(stages: tuple[int, ...]) -> None:
         (12, 3, "do not reach stage 11"),
     ],
 )
-def test_rules_that_no_route_can_keep_are_refused(stages: int, visited: int, reason: str) -> None:
+def test_rules_that_no_route_can_keep_are_refused(stages, visited, reason):
     with pytest.raises(ValueError, match=reason):
         Rules(stages=stages, visited=visited)
 
@@ -55,7 +55,7 @@ def test_rules_that_no_route_can_keep_are_refused(stages: int, visited: int, rea
 @pytest.mark.parametrize(
     ("stages", "skip", "visited"), [(6, 0.33, 4), (6, 0.17, 5), (4, 0.25, 3), (6, 0, 6), (1, 0, 1)]
 )
-def test_a_skip_ratio_counts_stage_0(stages: int, skip: float, visited: int) -> None:
+def test_a_skip_ratio_counts_stage_0(stages, skip, visited):
     assert visited_stages(stages, skip) == visited
 
 
@@ -64,13 +64,13 @@ THREE_OF_FOUR = Rules(stages=4, visited=3)
 ONE, OTHER = Route((0, 2, 4)), Route((1, 3, 6))
 
 
-def test_stages_are_exchanged_where_each_lacks_the_others() -> None:
+def test_stages_are_exchanged_where_each_lacks_the_others():
     traded = trade_stage(ONE, OTHER, PIPELINE, THREE_OF_FOUR, Draws(0))
     assert traded == (Route((0, 2, 6)), Route((1, 3, 4)))
     assert trade_stage(ONE, ONE, PIPELINE, THREE_OF_FOUR, Draws(0)) is None
 
 
-def test_a_trade_after_which_a_route_jumps_too_far_is_none() -> None:
+def test_a_trade_after_which_a_route_jumps_too_far_is_none():
     line = even_pipeline((1, 1, 1, 1, 1))
     one, other = Route((0, 2, 4)), Route((0, 1, 3))
     near, far = (Rules(stages=5, visited=3, max_jump=jump) for jump in (2, 3))
@@ -79,7 +79,7 @@ def test_a_trade_after_which_a_route_jumps_too_far_is_none() -> None:
     assert trade_stage(one, other, line, far, drawn) == (Route((0, 1, 4)), Route((0, 2, 3)))
 
 
-def test_draws_are_the_same_on_every_machine_and_version() -> None:
+def test_draws_are_the_same_on_every_machine_and_version():
     draws = Draws(7)
     assert [draws.below(100) for _ in range(5)] == [32, 15, 65, 7, 53]
     assert draws.shuffled(range(6)) == [1, 3, 4, 5, 0, 2]
@@ -92,9 +92,7 @@ def rules(draw: st.DrawFn) -> Rules:
 
 
 @given(st.integers(1, 40), rules(), st.integers(0, 100), st.booleans())
-def test_sets_are_allowed_and_meet_a_quota_that_is_even(
-    routes: int, rules: Rules, seed: int, shortest_jumps: bool
-) -> None:
+def test_sets_are_allowed_and_meet_a_quota_that_is_even(routes, rules, seed, shortest_jumps):
     """The shortest jumps that reach the last stage are enough."""
     if shortest_jumps and rules.visited > 1:
         rules = replace(rules, max_jump=-(-(rules.stages - 1) // (rules.visited - 1)))
@@ -108,7 +106,7 @@ def test_sets_are_allowed_and_meet_a_quota_that_is_even(
     assert tuple(visits[stage] for stage in range(rules.stages)) == tuple(quota)
 
 
-def test_which_stages_go_together_changes_with_the_seed() -> None:
+def test_which_stages_go_together_changes_with_the_seed():
     for rules in (Rules(stages=6, visited=4), Rules(stages=9, visited=4)):
         assert len({tuple(sorted(even_stage_sets(10, rules, seed))) for seed in range(8)}) >= 6
 
@@ -120,9 +118,7 @@ COMPLETE = Rules(stages=3, visited=3)
 
 
 @pytest.mark.parametrize("name", ROUTINGS)
-def test_every_preset_routes_every_microbatch_the_same_way_each_time(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_preset_routes_every_microbatch_the_same_way_each_time(name, monkeypatch):
     monkeypatch.setattr(routings, "search_routes", partial(search_routes, effort_s=0.02))
     pipeline = even_pipeline((2, 3, 2))
     origins = [0, 1, 0, 1]
@@ -132,7 +128,7 @@ def test_every_preset_routes_every_microbatch_the_same_way_each_time(
     assert all(keeps_rules(route.stages(pipeline), COMPLETE) for route in routes)
 
 
-def test_how_much_is_drawn_is_no_matter_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_much_is_drawn_is_no_matter_of_memory(monkeypatch):
     """A peer says itself how much it has."""
     drawn = 0
 
@@ -151,7 +147,7 @@ def test_how_much_is_drawn_is_no_matter_of_memory(monkeypatch: pytest.MonkeyPatc
     assert counts[0] == counts[1] > 0
 
 
-def test_stochastic_sends_slow_replicas_less() -> None:
+def test_stochastic_sends_slow_replicas_less():
     pipeline = even_pipeline((1, 2))
     costs = pipeline.costs
     forward_s = costs.forward_s.copy()
@@ -180,9 +176,7 @@ def score(costs: Sequence[float], outer_cost: float, cut: list[Span]) -> tuple[f
 
 
 @given(SIZES | SECONDS, st.integers(0, 10**12), st.data())
-def test_no_other_cut_has_a_smaller_largest_stage_or_is_more_even(
-    costs: list[float], outer_cost: int, data: st.DataObject
-) -> None:
+def test_no_other_cut_has_a_smaller_largest_stage_or_is_more_even(costs, outer_cost, data):
     stages = data.draw(st.integers(1, len(costs)))
     found = stage_layers(costs, outer_cost, stages)
     inner = combinations(range(1, len(costs)), stages - 1)
@@ -192,6 +186,6 @@ def test_no_other_cut_has_a_smaller_largest_stage_or_is_more_even(
 
 
 @pytest.mark.parametrize("stages", [0, 5])
-def test_each_stage_needs_a_layer(stages: int) -> None:
+def test_each_stage_needs_a_layer(stages):
     with pytest.raises(ValueError, match=f"4 layers cannot be cut into {stages} stages"):
         stage_layers([10] * 4, 0, stages)

@@ -35,7 +35,7 @@ Case = tuple[Pipeline, Rules, list[int], int]
 
 
 @given(cases())
-def test_no_route_is_faster(case: Case) -> None:
+def test_no_route_is_faster(case):
     pipeline, rules, origins, _ = case
     planner = Planner(pipeline, rules)
     best = planner.best(origins[0])
@@ -47,7 +47,7 @@ def test_no_route_is_faster(case: Case) -> None:
 
 
 @given(cases())
-def test_drawn_steps_keep_rules_and_limits(case: Case) -> None:
+def test_drawn_steps_keep_rules_and_limits(case):
     pipeline, rules, origins, seed = case
     draws, routes = Draws(seed), random(pipeline, rules, origins, seed)
     limits = peer_limits(pipeline, stage_quota(len(routes), rules, seed))
@@ -79,7 +79,7 @@ def found() -> list[Route]:
 
 @given(cases())
 @settings(max_examples=40)
-def test_routes_keep_the_constraints(case: Case) -> None:
+def test_routes_keep_the_constraints(case):
     pipeline, rules, origins, seed = case
     found = search_routes(pipeline, rules, origins, seed=seed, effort_s=0.02)
     assert [route.origin for route in found] == origins
@@ -133,13 +133,13 @@ def choices_of(pipeline: Pipeline, rules: Rules, origins: list[int]) -> float:
 @pytest.mark.parametrize(
     "seed", [seed for seed in range(40) if 8 <= choices_of(*small_case(seed)) <= 1000]
 )
-def test_no_choice_of_routes_is_faster_in_cases_that_can_be_tried_out(seed: int) -> None:
+def test_no_choice_of_routes_is_faster_in_cases_that_can_be_tried_out(seed):
     pipeline, rules, origins = small_case(seed)
     found_s = max(finish_times(pipeline, search_routes(pipeline, rules, origins, effort_s=0.1)))
     assert found_s == pytest.approx(least_s(pipeline, rules, origins), rel=1e-12)
 
 
-def test_the_same_seed_gives_the_same_routes_and_another_others(found: list[Route]) -> None:
+def test_the_same_seed_gives_the_same_routes_and_another_others(found):
     again, other = (
         search_routes(TWENTY, FOUR_OF_SIX, ORIGINS, seed=seed, effort_s=0.3) for seed in (0, 2)
     )
@@ -148,8 +148,8 @@ def test_the_same_seed_gives_the_same_routes_and_another_others(found: list[Rout
 
 
 def test_more_effort_is_never_worse_and_without_any_the_answer_is_complete(
-    found: list[Route],
-) -> None:
+    found,
+):
     none, little = (
         search_routes(TWENTY, FOUR_OF_SIX, ORIGINS, effort_s=effort_s) for effort_s in (0.0, 0.1)
     )
@@ -159,7 +159,7 @@ def test_more_effort_is_never_worse_and_without_any_the_answer_is_complete(
     assert found_s <= little_s <= none_s
 
 
-def test_searched_routes_beat_random_ones_by_far_on_unequal_links(found: list[Route]) -> None:
+def test_searched_routes_beat_random_ones_by_far_on_unequal_links(found):
     drawn = [random(TWENTY, FOUR_OF_SIX, ORIGINS, seed) for seed in range(10)]
     random_s = [max(finish_times(TWENTY, each)) for each in drawn]
     assert max(finish_times(TWENTY, found)) < 0.85 * np.mean(random_s)

@@ -48,7 +48,7 @@ Case = tuple[Pipeline, Rules, list[int], int]
 
 
 @given(cases())
-def test_every_microbatch_is_computed_in_order_with_its_hops_between(case: Case) -> None:
+def test_every_microbatch_is_computed_in_order_with_its_hops_between(case):
     pipeline, *rest = case
     routes = random(pipeline, *rest)
     by_peer, finish_s = simulate(pipeline, routes)
@@ -69,7 +69,7 @@ def test_every_microbatch_is_computed_in_order_with_its_hops_between(case: Case)
 
 
 @given(cases())
-def test_no_peer_computes_two_visits_at_a_time_or_holds_more_than_its_memory(case: Case) -> None:
+def test_no_peer_computes_two_visits_at_a_time_or_holds_more_than_its_memory(case):
     pipeline, *rest = case
     for peer, spans in enumerate(simulate(pipeline, random(pipeline, *rest))[0]):
         assert all(before.end_s <= after.start_s for before, after in pairwise(spans))
@@ -79,7 +79,7 @@ def test_no_peer_computes_two_visits_at_a_time_or_holds_more_than_its_memory(cas
         assert max(held, default=0) <= pipeline.memory[peer]
 
 
-def test_messages_of_a_shared_uplink_leave_one_after_another() -> None:
+def test_messages_of_a_shared_uplink_leave_one_after_another():
     """Stage 0 sends to two peers at once when the forwards cost next to nothing."""
     pipeline = even_pipeline((1, 2))
     hops = 1.0 - np.eye(3)
@@ -93,7 +93,7 @@ def test_messages_of_a_shared_uplink_leave_one_after_another() -> None:
     assert shared == pytest.approx(5.0, abs=1e-3)
 
 
-def test_visits_in_another_order_may_wait_for_each_other_for_ever() -> None:
+def test_visits_in_another_order_may_wait_for_each_other_for_ever():
     """At memory 1, peers 2 and 3 are full of what the other is to compute next."""
     pipeline = even_pipeline((2, 1, 1), memory=1)
     routes = [Route((0, 2, 3)), Route((1, 3, 2))]

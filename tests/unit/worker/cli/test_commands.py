@@ -47,7 +47,7 @@ def expected_loss(config: Config, model: nn.Module, split: str = "validation") -
 
 
 @pytest.mark.parametrize("split", ["validation", "train"])
-def test_the_anchors_loss_on_either_split(config: Config, tmp_path: Path, split: str) -> None:
+def test_the_anchors_loss_on_either_split(config, tmp_path, split):
     model = trained(config)
     path = save_run(config, model, tmp_path / "w0" / "checkpoints")
     line = printed(tmp_path, "--split", split)
@@ -55,7 +55,7 @@ def test_the_anchors_loss_on_either_split(config: Config, tmp_path: Path, split:
     assert loss_in(line) == pytest.approx(expected_loss(config, model, split), abs=5e-4)
 
 
-def test_a_checkpoint_of_a_part_is_refused(config: Config, tmp_path: Path) -> None:
+def test_a_checkpoint_of_a_part_is_refused(config, tmp_path):
     path = save_run(config, trained(config), tmp_path, without="model.norm.weight")
     assert commands.refused(evaluate, 8, tmp_path).startswith(
         f"{path}: does not hold the whole model of its run (model.norm.weight); name "
@@ -87,9 +87,7 @@ def assembled(*args: str | Path) -> Path:
 
 
 @pytest.mark.parametrize("layers", [(), (2, 1, 1), (1, 1, 2)])
-def test_the_stages_make_the_model_that_they_were_cut_from(
-    staged: Config, tmp_path: Path, layers: tuple[int, ...]
-) -> None:
+def test_the_stages_make_the_model_that_they_were_cut_from(staged, tmp_path, layers):
     config = replace(staged, stages=replace(staged.stages, layers=layers))
     model, run = trained(config), tmp_path / "run"
     for stage in range(3):
@@ -105,9 +103,7 @@ def test_the_stages_make_the_model_that_they_were_cut_from(
     assert all(torch.equal(whole[name], values) for name, values in parameters.items())
 
 
-def test_stages_of_different_steps_are_told_and_the_least_names_the_model(
-    staged: Config, tmp_path: Path
-) -> None:
+def test_stages_of_different_steps_are_told_and_the_least_names_the_model(staged, tmp_path):
     for stage, step in ((2, 11), (0, 12), (1, 10)):
         save_stage(staged, trained(staged), tmp_path / "run", stage, step)
     result = CliRunner().invoke(assemble, [str(tmp_path / "run")])
@@ -116,7 +112,7 @@ def test_stages_of_different_steps_are_told_and_the_least_names_the_model(
     assert result.stdout.strip() == str(tmp_path / "run" / "assembled" / "step-00000010")
 
 
-def test_it_goes_where_it_is_told_or_says_what_is_missing(staged: Config, tmp_path: Path) -> None:
+def test_it_goes_where_it_is_told_or_says_what_is_missing(staged, tmp_path):
     run, out = tmp_path / "run", tmp_path / "elsewhere"
     assert "no checkpoint of a stage; name the folder" in commands.refused(assemble, 8, tmp_path)
     save_stage(staged, trained(staged), run, 1, 7)

@@ -17,7 +17,7 @@ def completed(*args: str, incomplete: str = "") -> list[str]:
     return [item.value for item in shell.get_completions(list(args), incomplete)]
 
 
-def test_presets_commands_and_options_are_completed() -> None:
+def test_presets_commands_and_options_are_completed():
     assert sorted(options.PRESETS) == sorted(PRESETS)
     for command in ("up", "swarm"):
         assert completed(command, "--preset", incomplete="str") == ["streaming", "streaming-noloco"]
@@ -27,11 +27,11 @@ def test_presets_commands_and_options_are_completed() -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_of_each_shell_is_printed(shell: str) -> None:
+def test_the_script_of_each_shell_is_printed(shell):
     assert f"_MURMUR_COMPLETE={shell}_complete" in commands.printed(cli, "completion", shell)
 
 
-def test_what_the_script_calls_answers_without_torch() -> None:
+def test_what_the_script_calls_answers_without_torch():
     env = {**os.environ, "_MURMUR_COMPLETE": "bash_complete", "COMP_CWORD": "3"}
     env["COMP_WORDS"] = "murmur swarm --preset no"
     code = "import sys\nfrom murmuration.worker.cli import main\ntry: main()\n"

@@ -130,8 +130,8 @@ HELP = " --help`"
     ids=lambda value: value if isinstance(value, str) and value.isascii() else "",
 )  # fmt: skip
 def test_bad_input_is_one_line_with_its_exit_code_and_leaves_nothing_behind(
-    murmur: Murmur, code: int, typed: str, begins: str, ends: str
-) -> None:
+    murmur, code, typed, begins, ends
+):
     Path("loop").symlink_to("loop")
     line = refused(murmur, code, typed)
     assert line.startswith(f"murmur: {begins}")
@@ -139,7 +139,7 @@ def test_bad_input_is_one_line_with_its_exit_code_and_leaves_nothing_behind(
     assert {path.name for path in Path().iterdir()} == {"loop", "text.txt"}
 
 
-def test_what_help_and_version_tell(murmur: Murmur) -> None:
+def test_what_help_and_version_tell(murmur):
     """The doctor takes all that `murmur join` takes, and lists none of what means nothing there."""
     commands = ("coordinator", "doctor", "generate", "join", "status", "swarm", "up")
     out = murmur("--help")[1]
@@ -155,9 +155,7 @@ def test_what_help_and_version_tell(murmur: Murmur) -> None:
     assert out.startswith("murmur, version ")
 
 
-def test_generated_text_is_printed_while_it_is_made(
-    murmur: Murmur, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_generated_text_is_printed_while_it_is_made(murmur, monkeypatch, capsys):
     printed = []
 
     def pieces(*_: object) -> Iterator[str]:
@@ -170,7 +168,7 @@ def test_generated_text_is_printed_while_it_is_made(
     assert (code, printed, rest) == (0, ["a prompt ", "one ", "é"], "\n\n")
 
 
-def test_where_all_peers_share_the_cores_waiting_threads_of_torch_sleep(tmp_path: Path) -> None:
+def test_where_all_peers_share_the_cores_waiting_threads_of_torch_sleep(tmp_path):
     """OpenMP reads the variable when torch is loaded. A worker that others reach has its cores for
     itself, and spins."""
     code = """
@@ -203,7 +201,7 @@ main()
         assert done.stdout.strip() == told, done.stderr
 
 
-def test_folders_made_for_a_worker_that_is_refused_do_not_stay(murmur: Murmur) -> None:
+def test_folders_made_for_a_worker_that_is_refused_do_not_stay(murmur):
     resumed = "up --resume --set task.text=text.txt --out"
     refused(murmur, 8, f"{resumed} runs/fresh")
     refused(murmur, 4, "up --out runs/fresh --set task.model=tny")
@@ -220,7 +218,7 @@ class Ends(LlamaBytes):
         yield from itertools.islice(super().batches(split, cursor), 3)
 
 
-def test_the_log_of_a_worker_that_fails_in_training_stays(murmur: Murmur) -> None:
+def test_the_log_of_a_worker_that_fails_in_training_stays(murmur):
     small = "{hidden_size=24, intermediate_size=32, num_hidden_layers=1}"
     settings = (f"task.name={__name__}:Ends", f"task.architecture={small}")
     code, _, err = murmur("up", "--out", "runs/new", *(p for s in settings for p in ("--set", s)))
@@ -229,7 +227,7 @@ def test_the_log_of_a_worker_that_fails_in_training_stays(murmur: Murmur) -> Non
     assert '"started"' in Path("runs/new/events.jsonl").read_text()
 
 
-def test_checkpoints_stay_where_they_are_when_their_worker_is_refused(murmur: Murmur) -> None:
+def test_checkpoints_stay_where_they_are_when_their_worker_is_refused(murmur):
     Path("here/checkpoints/step-00000005").mkdir(parents=True)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -238,9 +236,7 @@ def test_checkpoints_stay_where_they_are_when_their_worker_is_refused(murmur: Mu
     assert [path.name for path in Path("here").glob("check*")] == ["checkpoints"]
 
 
-def test_trackers_of_the_configuration_are_told_too(
-    murmur: Murmur, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trackers_of_the_configuration_are_told_too(murmur, monkeypatch):
     monkeypatch.setitem(sys.modules, "trackio", None)  # as if it was not installed
     said = refused(murmur, 3, "up --insecure --set 'run.track=[\"trackio\"]'")
     assert said.startswith("murmur: --track trackio: it is not installed")
@@ -262,18 +258,14 @@ def failing(error: BaseException) -> Callable[..., None]:
         ValueError("out of memory"),
     ],
 )
-def test_a_defect_keeps_its_traceback(
-    murmur: Murmur, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_a_defect_keeps_its_traceback(murmur, monkeypatch, error):
     monkeypatch.setattr(cli.cli, "main", failing(error))
     with pytest.raises(type(error)) as raised:
         murmur()
     assert raised.value is error
 
 
-def test_a_commands_answer_is_the_exit_code_and_ctrl_c_is_130(
-    murmur: Murmur, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commands_answer_is_the_exit_code_and_ctrl_c_is_130(murmur, monkeypatch):
     for answer in (0, 130, None):
         with monkeypatch.context() as patched:
             patched.setattr(cli.cli, "main", lambda answer=answer, **_: answer)
@@ -296,14 +288,12 @@ NO_MEMORY = "there is not enough memory; end something else.*"
         (RuntimeError("std::bad_alloc"), 1, NO_MEMORY),
     ],
 )
-def test_an_error_is_one_line_with_its_exit_code(
-    murmur: Murmur, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, says: str
-) -> None:
+def test_an_error_is_one_line_with_its_exit_code(murmur, monkeypatch, error, code, says):
     monkeypatch.setattr(cli.cli, "main", failing(error))
     assert re.fullmatch(f"murmur: {says}", refused(murmur, code, "up"))
 
 
-def test_a_terminal_that_knows_ascii_only_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_that_knows_ascii_only_is_written_to(monkeypatch):
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
     monkeypatch.setattr(sys, "argv", ["murmur", "--version"])
@@ -314,7 +304,7 @@ def test_a_terminal_that_knows_ascii_only_is_written_to(monkeypatch: pytest.Monk
     assert written.getvalue().endswith(b"1 ? 2 of z?rich, caf?\n")
 
 
-def test_the_file_of_a_joiner_may_stand_anywhere_and_be_called_anything(tmp_path: Path) -> None:
+def test_the_file_of_a_joiner_may_stand_anywhere_and_be_called_anything(tmp_path):
     (tmp_path / "run").touch()
     for words in (("a:1", "run.toml", "b:2"), ("run.toml", "a:1", "b:2")):
         assert addresses_and_run(words, None) == (("a:1", "b:2"), Path("run.toml"))

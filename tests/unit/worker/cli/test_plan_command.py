@@ -37,7 +37,7 @@ def refused(code: int, *args: str, link: str = "20mbit") -> str:
     return commands.refused(plan, code, *linked(args, link))
 
 
-def test_a_model_given_by_hand_needs_neither_task_nor_clock() -> None:
+def test_a_model_given_by_hand_needs_neither_task_nor_clock():
     found = document(*BY_HAND, "--params", "1000002", "--peers", "2", "--set", "task.name=none")
     assert (found["task"], found["layers"], found["parameters"]) == ("this model", 4, 1_000_002)
     assert (found["step_s"], found["step_source"], found["peers"]) == (0.1, "as given", 2)
@@ -51,13 +51,13 @@ def test_a_model_given_by_hand_needs_neither_task_nor_clock() -> None:
     assert link["needed_mbps"]["0.5"] == pytest.approx(16, rel=0.003)
 
 
-def test_parameters_and_layers_come_from_the_task() -> None:
+def test_parameters_and_layers_come_from_the_task():
     found = document("--set", "task.text=text.txt", "--step-time", "0.03")
     assert (found["task"], found["layers"]) == ("llama-bytes", 3)
     assert 0 < found["parameters_outside_layers"] < found["parameters"]
 
 
-def test_the_step_is_timed_where_no_time_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_step_is_timed_where_no_time_is_given(monkeypatch):
     monkeypatch.setattr("murmuration.worker.cli.plan_report.median_s", lambda step: step())
     threads = torch.get_num_threads()
     small = "task.architecture={hidden_size=12, intermediate_size=12}"
@@ -73,7 +73,7 @@ def test_the_step_is_timed_where_no_time_is_given(monkeypatch: pytest.MonkeyPatc
         (["--preset", "streaming", "--set", "diloco.overlap=measured"], "20mbit"),
     ],
 )
-def test_typing_a_proposal_gives_what_it_promises(run: list[str], link: str) -> None:
+def test_typing_a_proposal_gives_what_it_promises(run, link):
     """Another period brings another overlap."""
     Path("run.toml").write_text('[diloco]\npreset = "streaming"\ninner_steps = 33\n')
     (answer,) = document(*run, *BY_HAND, link=link)["links"]
@@ -84,12 +84,12 @@ def test_typing_a_proposal_gives_what_it_promises(run: list[str], link: str) -> 
         assert again["prediction"]["utilization"] >= 0.95
 
 
-def test_proposals_keep_what_the_user_has_set() -> None:
+def test_proposals_keep_what_the_user_has_set():
     answer = document(*BY_HAND, "--set", "diloco.outer_lr=0.25")["links"][0]
     assert {proposal["plan"]["outer_lr"] for proposal in answer["proposals"]} == {0.25}
 
 
-def test_the_table_is_readable_in_a_pipe() -> None:
+def test_the_table_is_readable_in_a_pipe():
     text = printed(*BY_HAND)
     lines = text.splitlines()
     assert lines[0] == "this model: 4 layers, 1,000,000 parameters; 100 ms a step, as given"
@@ -111,9 +111,7 @@ def test_the_table_is_readable_in_a_pipe() -> None:
         (["--params", "1000000000", "--layers", "24"], "this model", 1_000_000_000),
     ],
 )
-def test_of_kseed_the_vector_travels_beside_ddp_of_the_model(
-    model: list[str], name: str, ddp: int
-) -> None:
+def test_of_kseed_the_vector_travels_beside_ddp_of_the_model(model, name, ddp):
     run = (*model, "--step-time", "0.1", "--preset", "kseed")
     found = document(*run)
     assert (found["task"], found["parameters"], found["ddp_parameters"]) == (name, 4096, ddp)
@@ -125,7 +123,7 @@ def test_of_kseed_the_vector_travels_beside_ddp_of_the_model(
     )
 
 
-def test_a_target_out_of_reach_names_the_link_that_it_takes() -> None:
+def test_a_target_out_of_reach_names_the_link_that_it_takes():
     text = printed(*BY_HAND, link="1kbit")
     assert "no H up to 500 reaches 95 % on this link; it takes " in text
     assert "bit/s, or a lower --target" in text
@@ -151,7 +149,5 @@ BY_HAND_5 = f"{' '.join(BY_HAND)} --set diloco.fragments=5"
         (4, "--set task.text=missing.txt", "text 'missing.txt': no such file"),
     ],
 )
-def test_bad_input_is_one_line_and_a_documented_exit_code(
-    code: int, typed: str, words: str
-) -> None:
+def test_bad_input_is_one_line_and_a_documented_exit_code(code, typed, words):
     assert words in refused(code, *typed.split())

@@ -1,7 +1,6 @@
 """`murmur simulate`: what it prints and writes, and what it refuses."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,7 @@ from tests.support import commands
 SMALL = ("--peers", "2,4", "--rounds", "3")
 
 
-def test_a_row_for_each_number_of_peers_and_a_table_for_each_preset() -> None:
+def test_a_row_for_each_number_of_peers_and_a_table_for_each_preset():
     output = commands.printed(simulate, *SMALL, "--preset", "noloco", "--preset", "diloco")
     rows = [line.split() for line in output.splitlines() if " peers " in line]
     assert [(row[0], row[2], row[3]) for row in rows] == [
@@ -24,7 +23,7 @@ def test_a_row_for_each_number_of_peers_and_a_table_for_each_preset() -> None:
     assert "diloco" in output
 
 
-def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_bytes(tmp_path):
     troubles = ("--straggler", "5x:0.3", "--partition", "5s:9s", "--crash", "0.2")
     freezes = ("--freeze", "0.2:8s", "--latency-spread", "0.5", "--step-spread", "0.1")
     outputs = []
@@ -55,5 +54,5 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
         ((*SMALL, "--json", "missing/folder/file.json"), "No such file or directory"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(args: tuple[str, ...], message: str) -> None:
+def test_bad_input_is_one_line_and_exit_code_2(args, message):
     assert message in commands.refused(simulate, 2, *args)

@@ -28,7 +28,7 @@ def murmur_token(*arguments: object) -> str:
     return done.stdout
 
 
-def test_tokens_are_made_listed_and_revoked(tmp_path: Path) -> None:
+def test_tokens_are_made_listed_and_revoked(tmp_path):
     run = str(tmp_path / "run")
     made = Token.parse(murmur_token("create", run, "--uses", "3", "--hours", "2"))
     other = Token.parse(murmur_token("create", run))
@@ -57,8 +57,8 @@ def flags(out: Path, **given: object) -> WorkerFlags:
 
 
 def test_who_begins_a_run_on_a_network_makes_its_key_and_prints_what_to_paste(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     begins = flags(tmp_path, name="w0", listen="0.0.0.0:7700")
     identity = begins.identity(Newcomer())
     assert identity is not None
@@ -83,7 +83,7 @@ def test_who_begins_a_run_on_a_network_makes_its_key_and_prints_what_to_paste(
     )
 
 
-def test_one_that_was_let_in_says_where_tokens_are_made(tmp_path: Path) -> None:
+def test_one_that_was_let_in_says_where_tokens_are_made(tmp_path):
     identity = Authority.make(tmp_path / "first").new_identity(Role.PEER, "w1")
     identity.save(tmp_path / "w1")
     assert _joins(flags(tmp_path / "w1"), identity) == (
@@ -100,7 +100,7 @@ def test_one_that_was_let_in_says_where_tokens_are_made(tmp_path: Path) -> None:
     assert flags(tmp_path / "w1", token=old).identity(Newcomer(["127.0.0.1:1"])) == identity
 
 
-def test_what_needs_no_certificate_gets_none(tmp_path: Path) -> None:
+def test_what_needs_no_certificate_gets_none(tmp_path):
     assert flags(tmp_path / "a").identity(Newcomer()) is None
     assert flags(tmp_path / "a").identity(Newcomer(["127.0.0.1:1"])) is None
     insecure = flags(tmp_path / "a", listen="0.0.0.0:7700", insecure=True)
@@ -118,7 +118,7 @@ def test_what_needs_no_certificate_gets_none(tmp_path: Path) -> None:
             flags(tmp_path / "a", **public).identity(Newcomer(["192.0.2.1:7700"]))
 
 
-def test_a_token_is_not_spent_by_a_peer_that_could_not_serve(tmp_path: Path) -> None:
+def test_a_token_is_not_spent_by_a_peer_that_could_not_serve(tmp_path):
     token = str(Authority.make(tmp_path / "first").create_token())
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -127,7 +127,7 @@ def test_a_token_is_not_spent_by_a_peer_that_could_not_serve(tmp_path: Path) -> 
     assert not (tmp_path / "a").exists()
 
 
-def test_without_a_folder_that_can_be_written_no_run_begins_on_a_network(tmp_path: Path) -> None:
+def test_without_a_folder_that_can_be_written_no_run_begins_on_a_network(tmp_path):
     assert Admission(folder=None, default_name="x").identity(Newcomer()) is None
     (tmp_path / "file").write_text("")
     for folder, says in ((None, "name a folder to keep it"), (tmp_path / "file", "choose another")):

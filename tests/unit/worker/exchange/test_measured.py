@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from murmuration.algorithms.codecs import CODECS, Codec, codec_by_name
+from murmuration.algorithms.codecs import CODECS, codec_by_name
 from murmuration.worker import wire
 from murmuration.worker.exchange.measured import Arrivals, Compression, ExchangeConfig
 from murmuration.worker.exchange.round_context import Flow
@@ -46,7 +46,7 @@ def link_of(each: Compression, bytes_per_s: float) -> None:
 
 
 @pytest.mark.parametrize(("margin", "pays"), [(2.1, True), (1.9, False)])
-def test_it_pays_while_the_link_takes_longer_than_a_core(margin: float, pays: bool) -> None:
+def test_it_pays_while_the_link_takes_longer_than_a_core(margin, pays):
     """Twice as long as compressing takes: the other side must decompress."""
     each, _ = compression(takes_s=1.0)
     assert compresses(each)
@@ -54,7 +54,7 @@ def test_it_pays_while_the_link_takes_longer_than_a_core(margin: float, pays: bo
     assert compresses(each) is pays
 
 
-def test_what_did_not_pay_is_tried_again_after_32_payloads() -> None:
+def test_what_did_not_pay_is_tried_again_after_32_payloads():
     each, clock = compression(takes_s=1.0)
     assert compresses(each)
     link_of(each, SAVED_BYTES * 100)
@@ -65,8 +65,8 @@ def test_what_did_not_pay_is_tried_again_after_32_payloads() -> None:
 
 
 def test_a_thread_that_is_held_up_does_not_take_compressing_for_slow(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     """Time that passes while others have the core, or the GIL, is no time of this thread."""
     monkeypatch.setattr(time, "thread_time", Clock(takes_s=1e-9))
     monkeypatch.setattr(time, "perf_counter", Clock(takes_s=1.0))
@@ -76,7 +76,7 @@ def test_a_thread_that_is_held_up_does_not_take_compressing_for_slow(
     assert [compresses(each) for _ in range(5)] == [True] * 5
 
 
-def test_an_empty_shard_is_a_payload_and_measures_nothing() -> None:
+def test_an_empty_shard_is_a_payload_and_measures_nothing():
     each, _ = compression()
     assert each.payload(E3M0, memoryview(b"")).raw == b""
     link_of(each, 1e12)
@@ -85,7 +85,7 @@ def test_an_empty_shard_is_a_payload_and_measures_nothing() -> None:
         ExchangeConfig(compression="zip")
 
 
-def test_payloads_at_a_time_share_their_seconds() -> None:
+def test_payloads_at_a_time_share_their_seconds():
     clock = FakeClock()
     arrivals = Arrivals(clock)
     with arrivals.payload() as first, arrivals.payload() as second:
@@ -100,7 +100,7 @@ def test_payloads_at_a_time_share_their_seconds() -> None:
     assert arrivals.taken() == {}
 
 
-def test_time_between_payloads_and_before_their_announcement_does_not_count() -> None:
+def test_time_between_payloads_and_before_their_announcement_does_not_count():
     clock = FakeClock()
     arrivals = Arrivals(clock)
     for began_s in (10.0, 20.0):
@@ -114,7 +114,7 @@ def test_time_between_payloads_and_before_their_announcement_does_not_count() ->
     assert arrivals.taken() == {"a": (2000, pytest.approx(4.0))}
 
 
-def test_what_may_have_lain_here_is_not_measured_and_others_are_told_apart() -> None:
+def test_what_may_have_lain_here_is_not_measured_and_others_are_told_apart():
     clock = FakeClock()
     arrivals = Arrivals(clock)
     with arrivals.payload() as held, arrivals.payload() as other:
@@ -129,7 +129,7 @@ def test_what_may_have_lain_here_is_not_measured_and_others_are_told_apart() -> 
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
-def test_encoded_bytes_stand_for_values_however_few_travelled(codec: Codec) -> None:
+def test_encoded_bytes_stand_for_values_however_few_travelled(codec):
     values = 1 << 20  # whole blocks of any codec
     flow, size = Flow(), codec.encoded_bytes(values)
     flow.add(size // 2, size // 2, codec)

@@ -10,7 +10,7 @@ from murmuration.worker.membership import Phase
 from tests.protocol.views import member, view
 
 
-def test_who_has_ended_the_run_holds_none_of_the_rounds_before_its_last() -> None:
+def test_who_has_ended_the_run_holds_none_of_the_rounds_before_its_last():
     """It has applied its last round, so it is at the next; others may still be in it."""
     done = View({"d": member("d", phase=Phase.DONE, versions=(9, 4))})
     trains = View({"d": member("d", versions=(9, 4))})
@@ -20,14 +20,14 @@ def test_who_has_ended_the_run_holds_none_of_the_rounds_before_its_last() -> Non
         assert not done.has_ended_before("nobody", 1, round_)
 
 
-def test_settings_that_cannot_work_are_refused() -> None:
+def test_settings_that_cannot_work_are_refused():
     wrong = [("quorum", 0.0), ("quorum", 1.1), ("grace_s", 0.0), ("floor_mbps", -1.0)]
     for name, value in [*wrong, ("retry_s", 0.0)]:
         with pytest.raises(ValueError, match=name):
             RoundConfig(**{name: value})
 
 
-def test_a_shard_goes_to_a_peer_that_everybody_reaches() -> None:
+def test_a_shard_goes_to_a_peer_that_everybody_reaches():
     for seen, reducer in [
         (view("abcd"), "d"),
         (view("abc", suspect="d"), "a"),
@@ -49,7 +49,7 @@ def marked(**unreachable: str) -> View:
     return View({p: replace(member(p), unreachable=tuple(unreachable.get(p, ""))) for p in "abcd"})
 
 
-def test_who_most_of_the_others_do_not_reach_is_cut_off() -> None:
+def test_who_most_of_the_others_do_not_reach_is_cut_off():
     for unreachable, cut_off in [
         ({}, ""),
         ({"a": "d"}, ""),
@@ -61,7 +61,7 @@ def test_who_most_of_the_others_do_not_reach_is_cut_off() -> None:
         assert marked(**unreachable).cut_off == frozenset(cut_off)
 
 
-def test_up_to_half_of_the_peers_are_believed_that_they_do_not_keep_up() -> None:
+def test_up_to_half_of_the_peers_are_believed_that_they_do_not_keep_up():
     for late, found in [("", ""), ("d", "d"), ("cd", "cd"), ("bcd", "")]:
         told = marked().members.items()
         seen = View({p: replace(each, idle=(p,) if p in late else ()) for p, each in told})
@@ -71,7 +71,7 @@ def test_up_to_half_of_the_peers_are_believed_that_they_do_not_keep_up() -> None
         assert seen.reducer("dcba") == max({*"abcd"} - {*found})
 
 
-def test_a_late_peer_goes_on_where_the_only_other_is_waited_for_in_vain() -> None:
+def test_a_late_peer_goes_on_where_the_only_other_is_waited_for_in_vain():
     """It reduces for itself then: else it would ask the other for ever."""
     late = replace(member("a"), idle=("a", "b"))
     seen = View({"a": late, "b": replace(member("b"), phase=Phase.DONE)})
@@ -79,7 +79,7 @@ def test_a_late_peer_goes_on_where_the_only_other_is_waited_for_in_vain() -> Non
     assert seen.reducer(["b", "a"]) == "a"
 
 
-def test_what_the_ended_say_does_not_count_nor_what_those_say_that_never_contributed() -> None:
+def test_what_the_ended_say_does_not_count_nor_what_those_say_that_never_contributed():
     members = marked(a="d", b="d", c="d").members
     assert View(members).reducer("d") == "a"  # for a group that is cut off another stands in
     assert View(members, contributors=frozenset("cdx")).cut_off == frozenset("d")

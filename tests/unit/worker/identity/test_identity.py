@@ -50,9 +50,7 @@ def joined(run: Authority, token: Token, name: str) -> Identity:
     return Identity.of(key_to_pem(key), certificate, token.identity.authority)
 
 
-def test_a_token_lets_one_peer_in_and_says_nothing_of_it_elsewhere(
-    run: Authority, tmp_path: Path
-) -> None:
+def test_a_token_lets_one_peer_in_and_says_nothing_of_it_elsewhere(run, tmp_path):
     token = Token.parse(str(run.create_token()))
     identity = joined(run, token, "w1")
     assert (identity.role, identity.name) == (Role.PEER, "w1")
@@ -68,8 +66,8 @@ def test_a_token_lets_one_peer_in_and_says_nothing_of_it_elsewhere(
 
 
 def test_a_damaged_token_is_none_and_one_that_has_expired_or_was_wrapped_is_one(
-    run: Authority,
-) -> None:
+    run,
+):
     text = str(run.create_token())
     damaged = text[:-9], text[9:], f"{text[:40]}A{text[41:]}"
     for spoiled in (*damaged, "", "murmur1.", "murmur1.ä", "murmur1." + "A" * 9000):
@@ -83,9 +81,7 @@ def test_a_damaged_token_is_none_and_one_that_has_expired_or_was_wrapped_is_one(
         token.check_date()
 
 
-def test_a_used_revoked_unknown_or_expired_token_lets_nobody_in(
-    run: Authority, other: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_used_revoked_unknown_or_expired_token_lets_nobody_in(run, other, monkeypatch):
     used, revoked, late = (run.create_token() for _ in range(3))
     joined(run, used, "w1")
     run.revoke(revoked.id)
@@ -105,7 +101,7 @@ def test_a_used_revoked_unknown_or_expired_token_lets_nobody_in(
         run.revoke("nothing")
 
 
-def test_the_same_key_may_ask_again_when_an_answer_was_lost(run: Authority) -> None:
+def test_the_same_key_may_ask_again_when_an_answer_was_lost(run):
     token, key = run.create_token(), new_key()
     first, second = (run.admit(token.id, "w1", request_for(key)) for _ in range(2))
     for certificate in (first, second):
@@ -119,7 +115,7 @@ def test_the_same_key_may_ask_again_when_an_answer_was_lost(run: Authority) -> N
         assert "in the last 30 s" in replies[-1].refusal
 
 
-def test_one_name_has_one_key(run: Authority) -> None:
+def test_one_name_has_one_key(run):
     token = run.create_token(uses=5)
     joined(run, token, "w1")
     with pytest.raises(IdentityError, match=r"another key has the name 'w1'.*--name"):
@@ -130,9 +126,7 @@ def test_one_name_has_one_key(run: Authority) -> None:
         joined(run, token, "w0")
 
 
-def test_a_certificate_is_renewed_for_its_own_key_and_name(
-    run: Authority, other: Authority
-) -> None:
+def test_a_certificate_is_renewed_for_its_own_key_and_name(run, other):
     held = run.new_identity(Role.PEER, "b", valid_s=60)
     assert held.renewed_from < datetime.now(UTC) < held.expires
     later = Identity.of(held.key, run.renew("b", held.der, held.request()), run.certificate)
@@ -152,7 +146,7 @@ def test_a_certificate_is_renewed_for_its_own_key_and_name(
 
 
 @pytest.mark.parametrize("name", ["", "x" * 257, "a\nb", "\x1b[31m"])
-def test_a_name_must_be_one(run: Authority, name: str) -> None:
+def test_a_name_must_be_one(run, name):
     with pytest.raises(IdentityError, match="no name of a peer"):
         joined(run, run.create_token(), name)
 
@@ -160,14 +154,14 @@ def test_a_name_must_be_one(run: Authority, name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["w0", "Host-1.example", "ä ö/ü:*", "*.peer.murmuration", "x" * 256]
 )
-def test_any_name_comes_back_as_it_was(run: Authority, name: str) -> None:
+def test_any_name_comes_back_as_it_was(run, name):
     identity = joined(run, run.create_token(), name)
     assert identity.name == name
     assert identity.server_name(name) != identity.server_name(name.swapcase() + "x")
     assert identity.server_name("A") != identity.server_name("a")  # hosts' names have no case
 
 
-def test_a_request_must_be_signed_by_its_key(run: Authority) -> None:
+def test_a_request_must_be_signed_by_its_key(run):
     request = bytearray(request_for(new_key()))
     request[-1] ^= 1
     empty = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
@@ -182,9 +176,7 @@ def test_a_request_must_be_signed_by_its_key(run: Authority) -> None:
     assert run.tokens()[0].admitted == ()
 
 
-def test_a_certificate_of_another_authority_or_key_is_no_identity(
-    run: Authority, other: Authority
-) -> None:
+def test_a_certificate_of_another_authority_or_key_is_no_identity(run, other):
     mine, theirs = (each.new_identity(Role.PEER, "w0") for each in (run, other))
     for key, certificate, reason in (
         (mine.key, theirs.certificate, "authority"),
@@ -196,7 +188,7 @@ def test_a_certificate_of_another_authority_or_key_is_no_identity(
             Identity.of(key, certificate, mine.authority)
 
 
-def test_an_odd_extension_of_a_forged_certificate_is_refused_in_one_line(run: Authority) -> None:
+def test_an_odd_extension_of_a_forged_certificate_is_refused_in_one_line(run):
     """The library raises more for one than it says."""
     mine, key = run.new_identity(Role.PEER, "w0"), new_key()
     root = x509.load_pem_x509_certificate(mine.authority)
@@ -214,11 +206,11 @@ def test_an_odd_extension_of_a_forged_certificate_is_refused_in_one_line(run: Au
 @pytest.mark.parametrize(
     "names", [[], ["w0"], ["murmur:king/w0"], ["murmur:peer/"], ["murmur:peer"]]
 )
-def test_other_names_of_a_certificate_say_nothing(names: list[str]) -> None:
+def test_other_names_of_a_certificate_say_nothing(names):
     assert certified_name(names) is None
 
 
-def test_files_are_for_their_user_alone(run: Authority, tmp_path: Path) -> None:
+def test_files_are_for_their_user_alone(run, tmp_path):
     joined(run, run.create_token(), "w1").save(tmp_path / "w1")
     for folder in ("first", "w1"):
         kept = tmp_path / folder / FOLDER
@@ -229,7 +221,7 @@ def test_files_are_for_their_user_alone(run: Authority, tmp_path: Path) -> None:
     assert not (tmp_path / "w1" / FOLDER / "authority.key").exists()
 
 
-def test_it_comes_back_from_its_folder(run: Authority, tmp_path: Path) -> None:
+def test_it_comes_back_from_its_folder(run, tmp_path):
     assert Identity.load(tmp_path / "w1") is None
     assert Authority.load(tmp_path / "w1") is None
     identity = joined(run, run.create_token(), "w1")
@@ -243,7 +235,7 @@ def test_it_comes_back_from_its_folder(run: Authority, tmp_path: Path) -> None:
         member_identity(tmp_path / "nothing")
 
 
-def test_damaged_files_are_one_line(run: Authority, tmp_path: Path) -> None:
+def test_damaged_files_are_one_line(run, tmp_path):
     joined(run, run.create_token(), "w1").save(tmp_path / "w1")
     (tmp_path / "w1" / FOLDER / "key.pem").write_text("nothing")
     with pytest.raises(IdentityError, match=r"w1/identity: .*; remove it, and join"):
@@ -258,9 +250,7 @@ def test_damaged_files_are_one_line(run: Authority, tmp_path: Path) -> None:
         Authority.load(tmp_path / "first")
 
 
-def test_an_expired_certificate_is_told_at_the_start(
-    run: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_expired_certificate_is_told_at_the_start(run, tmp_path, monkeypatch):
     joined(run, run.create_token(), "w1").save(tmp_path / "w1")
 
     class Later(datetime):
@@ -273,7 +263,7 @@ def test_an_expired_certificate_is_told_at_the_start(
         Identity.load(tmp_path / "w1")
 
 
-def test_old_tokens_are_forgotten(run: Authority, tmp_path: Path, monkeypatch) -> None:
+def test_old_tokens_are_forgotten(run, tmp_path, monkeypatch):
     monkeypatch.setattr(authority, "_KEPT", 2)
     old = [run.create_token(valid_s=-1).id for _ in range(4)]
     new = run.create_token().id
@@ -282,7 +272,7 @@ def test_old_tokens_are_forgotten(run: Authority, tmp_path: Path, monkeypatch) -
     assert len(ledger["tokens"]) == 3
 
 
-def test_a_token_comes_from_one_of_three_ways(run: Authority, tmp_path: Path) -> None:
+def test_a_token_comes_from_one_of_three_ways(run, tmp_path):
     text, file = str(run.create_token()), tmp_path / "token"
     file.write_text(f"{text}\n")
     for way in ((text, None, {}), (None, file, {}), (None, None, {"MURMUR_TOKEN": text})):
@@ -294,7 +284,7 @@ def test_a_token_comes_from_one_of_three_ways(run: Authority, tmp_path: Path) ->
         token_from(None, tmp_path / "nothing", {})
 
 
-def test_a_trial_uses_nothing_up_and_is_never_renewed(run: Authority) -> None:
+def test_a_trial_uses_nothing_up_and_is_never_renewed(run):
     token, second, request = run.create_token(), run.create_token(), request_for(new_key())
     trial = joined(run, token, f"{TRIAL}new")
     assert trial.name == f"{TRIAL}{token.id}"
@@ -315,7 +305,7 @@ def test_a_trial_uses_nothing_up_and_is_never_renewed(run: Authority) -> None:
             run.admit(token_id, f"{TRIAL}{name}", request)
 
 
-def test_certificates_say_what_they_are_for(run: Authority) -> None:
+def test_certificates_say_what_they_are_for(run):
     """Nobody can serve with that of a token: it has no name of a host."""
     peer, token = run.new_identity(Role.PEER, "b"), run.create_token().identity
     assert token.role is Role.TOKEN
@@ -331,9 +321,7 @@ def test_certificates_say_what_they_are_for(run: Authority) -> None:
         assert set(names.get_values_for_type(x509.DNSName)) == hosts
 
 
-def test_a_certificate_for_another_use_is_not_taken(
-    run: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_certificate_for_another_use_is_not_taken(run, monkeypatch):
     with monkeypatch.context() as patched:
         client_alone = [ExtendedKeyUsageOID.CLIENT_AUTH]
         patched.setattr(certificates, "_purposes", lambda role: client_alone)
@@ -345,7 +333,7 @@ def test_a_certificate_for_another_use_is_not_taken(
 
 
 @pytest.mark.parametrize("name", ["key.pem", "authority.key"])
-def test_a_key_that_others_can_read_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_key_that_others_can_read_is_refused(tmp_path, name):
     Authority.make(tmp_path).new_identity(Role.PEER, "b").save(tmp_path)
     key = tmp_path / "identity" / name
     load = Identity.load if name == "key.pem" else Authority.load
@@ -360,7 +348,7 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path, name: str) -> Non
         load(tmp_path)
 
 
-def test_a_member_does_not_renew_again_and_again(run: Authority) -> None:
+def test_a_member_does_not_renew_again_and_again(run):
     for name, times in (("b", 100), ("c", 1)):
         held = run.new_identity(Role.PEER, name)
         asked = pb.EnrolRequest(name=name, request=held.request(), certificate=held.der)
@@ -369,7 +357,7 @@ def test_a_member_does_not_renew_again_and_again(run: Authority) -> None:
 
 
 @pytest.mark.parametrize("method", [Method.GOSSIP, Method.LEASE, Method.EXCHANGE, Method.FETCH])
-def test_a_token_that_is_tried_is_no_member(method: Method) -> None:
+def test_a_token_that_is_tried_is_no_member(method):
     gate = Gate(None, offload=workers(), refused=lambda: None, log=lambda _: None)
     tries = Caller("ipv4:127.0.0.1:1", Role.PEER, f"{TRIAL}id")
     for asked in (Method.JOIN, Method.STATUS, Method.MEASURE):

@@ -40,7 +40,7 @@ def leased(messages: deque[LeaseMessage]) -> list[int]:
 
 
 @pytest.mark.parametrize("first", ["a", "b"])
-def test_an_answer_says_that_the_other_asks_for_it_too(first: str) -> None:
+def test_an_answer_says_that_the_other_asks_for_it_too(first):
     """Its own question is still on the way; whichever comes first, one has the block."""
     tables = Tables("a", "b")
     only = SampleStream(id=1, block=10, length=10)
@@ -61,7 +61,7 @@ def test_an_answer_says_that_the_other_asks_for_it_too(first: str) -> None:
     assert len(had) == 1
 
 
-def test_a_former_life_holds_nothing() -> None:
+def test_a_former_life_holds_nothing():
     tables = Tables("a", "b")
     tables.handle("a", opened(ahead=8))
     tables.join("a", epoch=2)
@@ -69,7 +69,7 @@ def test_a_former_life_holds_nothing() -> None:
     assert sorted(leased(tables.received["b"])) == list(range(8))
 
 
-def test_nothing_is_given_before_all_that_are_alive_have_answered() -> None:
+def test_nothing_is_given_before_all_that_are_alive_have_answered():
     tables = Tables("a", "b", "c")
     tables.gone.add("c")
     tables.handle("a", opened())
@@ -93,7 +93,7 @@ def ledger_of(blocks: list[int], cursors: dict[int, int] | None = None) -> Ledge
 
 
 @given(st.lists(BLOCKS, min_size=1, max_size=4))
-def test_merging_is_a_union_in_any_order(parts: list[list[int]]) -> None:
+def test_merging_is_a_union_in_any_order(parts):
     ledgers = [ledger_of(part) for part in parts]
     merged = Ledger()
     for each in (*reversed(ledgers), *ledgers):
@@ -105,19 +105,19 @@ def test_merging_is_a_union_in_any_order(parts: list[list[int]]) -> None:
     ]
 
 
-def test_free_blocks_of_several_epochs_leave_out_what_an_epoch_does_not_have() -> None:
+def test_free_blocks_of_several_epochs_leave_out_what_an_epoch_does_not_have():
     free = list(ledger_of([0, 1]).free(1, 0, 2 * EPOCH_BLOCKS, 3, ()))
     assert free == [2, *range(EPOCH_BLOCKS, EPOCH_BLOCKS + 3)]
 
 
-def test_a_checkpoint_holds_it_as_plain_values() -> None:
+def test_a_checkpoint_holds_it_as_plain_values():
     ledger = ledger_of([0, 1, 5], {7: 3})
     again = ledger_of([77], {78: 1})
     again.load(json.loads(json.dumps(ledger.plain())))
     assert (again.done, again.cursors) == (ledger.done, ledger.cursors)
 
 
-def test_what_others_say_is_bounded() -> None:
+def test_what_others_say_is_bounded():
     ledger = Ledger()
     ledger.merge(dict.fromkeys(range(2000), ((0, 1),)), {})
     ledger.merge({}, {Block(5000, number): 1 for number in range(70_000)})
@@ -150,7 +150,7 @@ class Ends:
         return self.coming.popleft()
 
 
-def test_a_batch_is_told_of_when_the_loop_comes_back_for_the_next() -> None:
+def test_a_batch_is_told_of_when_the_loop_comes_back_for_the_next():
     """Until then it may not have been used: a crash must not lose it."""
     ends = Ends()
     ends.lease(0, 1)
@@ -163,7 +163,7 @@ def test_a_batch_is_told_of_when_the_loop_comes_back_for_the_next() -> None:
     ends.table.use.assert_called_with(1, 10, {}, (Block(1, 0),))
 
 
-def test_no_more_than_a_block_is_used_that_the_others_do_not_know_of() -> None:
+def test_no_more_than_a_block_is_used_that_the_others_do_not_know_of():
     """Batches that are larger than a block wait for the one before the last."""
     ends = Ends()
     ends.lease(0, 1)
@@ -184,7 +184,7 @@ def test_no_more_than_a_block_is_used_that_the_others_do_not_know_of() -> None:
         ends.blocks.use(8)
 
 
-def test_what_is_closed_is_told_first() -> None:
+def test_what_is_closed_is_told_first():
     ends = Ends()
     ends.lease(0)
     ends.blocks.take(4)

@@ -79,13 +79,11 @@ def refusal(make: Callable[[], object]) -> str:
     ],
     ids=str,
 )
-def test_an_argument_that_cannot_be_used_is_named_as_it_was_written(
-    given: dict[str, Any], says: str
-) -> None:
+def test_an_argument_that_cannot_be_used_is_named_as_it_was_written(given, says):
     assert says in refusal(lambda: Swarm(*model_of(), **given).__enter__())
 
 
-def test_numbers_of_numpy_and_torch_and_what_is_left_out_are_taken() -> None:
+def test_numbers_of_numpy_and_torch_and_what_is_left_out_are_taken():
     for given in [
         {"join": None},
         {"join": []},
@@ -127,9 +125,7 @@ OPTIMIZER = SGD(LINEAR.parameters(), lr=0.1)
         (LINEAR.state_dict(), OPTIMIZER, "model is of type OrderedDict"),
     ],
 )
-def test_what_is_no_model_or_no_optimizer_is_one_line(
-    model: Any, optimizer: Any, says: str
-) -> None:
+def test_what_is_no_model_or_no_optimizer_is_one_line(model, optimizer, says):
     assert says in refusal(lambda: Swarm(model, optimizer))
 
 
@@ -146,9 +142,7 @@ def test_what_is_no_model_or_no_optimizer_is_one_line(
     ],
 )
 @pytest.mark.filterwarnings("ignore")  # torch says that some of these are unfinished or old
-def test_a_tensor_without_plain_values_is_one_line(
-    make: Callable[[], torch.Tensor], says: str
-) -> None:
+def test_a_tensor_without_plain_values_is_one_line(make, says):
     model, optimizer = model_of()
     made = make()
     if isinstance(made, nn.Parameter):
@@ -160,7 +154,7 @@ def test_a_tensor_without_plain_values_is_one_line(
     assert says in line
 
 
-def test_a_sparse_buffer_that_is_not_saved_stays_at_home() -> None:
+def test_a_sparse_buffer_that_is_not_saved_stays_at_home():
     model, optimizer = model_of()
     model.register_buffer("graph", torch.eye(3).to_sparse(), persistent=False)
     Swarm(model, optimizer)
@@ -171,7 +165,7 @@ def muon(*shapes: tuple[int, ...], **more: Any) -> Muon:
     return Muon(made, lr=0.1, momentum=0.0, weight_decay=0.0)
 
 
-def test_muon_is_for_matrices() -> None:
+def test_muon_is_for_matrices():
     for make, says in [
         (lambda: muon((3,)), "Muon is for matrices: a parameter of shape (3,) is 1-D"),
         (lambda: muon((3, 3), ()), "is 0-D"),
@@ -181,7 +175,7 @@ def test_muon_is_for_matrices() -> None:
         assert says in refusal(make)
 
 
-def test_muon_takes_the_filters_of_a_convolution_for_a_matrix() -> None:
+def test_muon_takes_the_filters_of_a_convolution_for_a_matrix():
     values = torch.randn(3, 2, 2, 2, generator=torch.Generator().manual_seed(0))
     whole, flat = nn.Parameter(values.clone()), nn.Parameter(values.flatten(1).clone())
     for each, gradient in ((whole, values), (flat, values.flatten(1))):
@@ -190,7 +184,7 @@ def test_muon_takes_the_filters_of_a_convolution_for_a_matrix() -> None:
     assert torch.equal(whole.flatten(1), flat)
 
 
-def test_options_are_arguments_of_python() -> None:
+def test_options_are_arguments_of_python():
     for line, as_arguments in [
         ("lower --min-peers, or wait with --wait-s", "min_peers=, or wait with wait_s="),
         ("with --listen HOST:PORT (port 0", "with listen='HOST:PORT' (port 0"),
@@ -203,12 +197,12 @@ def test_options_are_arguments_of_python() -> None:
         assert as_arguments in in_arguments(line)
 
 
-def test_a_peer_that_waited_in_vain_reads_its_own_arguments() -> None:
+def test_a_peer_that_waited_in_vain_reads_its_own_arguments():
     said = refusal(lambda: Swarm(*model_of(), min_peers=2, wait_s=0.2).__enter__())
     assert "start the others, lower min_peers=, or wait longer with wait_s=" in said
 
 
-def test_a_loss_is_one_number() -> None:
+def test_a_loss_is_one_number():
     swarm = Swarm(*model_of())
     for loss in ("x", None, [1.0], torch.ones(2), {"loss": 1.0}):
         assert "swarm.report takes one number" in refusal(partial(swarm.report, loss))

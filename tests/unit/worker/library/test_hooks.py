@@ -1,7 +1,7 @@
 """What cannot be trained is refused in one line; what wraps a model or an optimizer is looked
 through."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def test_gradients_are_put_back_where_there_were_none() -> None:
+def test_gradients_are_put_back_where_there_were_none():
     model = linear()
     replica = UserReplica(model, sgd(model))
     gradients = {name: torch.ones_like(g) for name, g in replica.gradients.items()}
@@ -63,8 +63,8 @@ def elsewhere(values: Iterator[torch.Tensor]) -> None:
     ids=["data", "vector", "buffers", "buffers' data", "layout", "type", "state dict", "set_"],
 )
 def test_reads_and_writes_follow_the_tensors_of_the_model(
-    change: Callable[[nn.Module], object],
-) -> None:
+    change,
+):
     model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2))
     replica = UserReplica(model, sgd(model))
     parameters = replica.parameters
@@ -95,9 +95,7 @@ def test_reads_and_writes_follow_the_tensors_of_the_model(
         (lambda model: model.register_buffer("more", torch.ones(1), persistent=False), None),
     ],
 )
-def test_other_tensors_than_the_swarms_are_refused(
-    change: Callable[[nn.Module], object], says: str | None
-) -> None:
+def test_other_tensors_than_the_swarms_are_refused(change, says):
     model = nn.Sequential(linear(), nn.BatchNorm1d(2))
     replica = UserReplica(model, sgd(model))
     change(model)
@@ -109,7 +107,7 @@ def test_other_tensors_than_the_swarms_are_refused(
 
 
 @row("buffers of another type on each peer", "refused", "by all but one")
-def test_buffers_of_another_type_are_another_model() -> None:
+def test_buffers_of_another_type_are_another_model():
     def manifest_with(buffer: torch.Tensor) -> Manifest:
         model = linear()
         model.register_buffer("x", buffer)

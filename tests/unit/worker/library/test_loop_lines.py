@@ -41,7 +41,7 @@ def unconfigured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.root, "handlers", [])
 
 
-def test_events_are_lines_of_logging_at_their_levels(caplog: pytest.LogCaptureFixture) -> None:
+def test_events_are_lines_of_logging_at_their_levels(caplog):
     with caplog.at_level(logging.INFO):
         tell(LoopLines())
     assert [record.getMessage() for record in caplog.records] == LINES
@@ -56,8 +56,8 @@ def test_events_are_lines_of_logging_at_their_levels(caplog: pytest.LogCaptureFi
 
 
 def test_without_logging_the_same_lines_are_on_stderr_but_for_those_not_asked_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    monkeypatch, capsys
+):
     unconfigured(monkeypatch)
     tell(LoopLines())
     assert capsys.readouterr() == ("", "".join(f"murmuration: {line}\n" for line in LINES))
@@ -73,9 +73,7 @@ def test_without_logging_the_same_lines_are_on_stderr_but_for_those_not_asked_fo
         assert capsys.readouterr().err == said, what
 
 
-def test_logging_that_is_configured_later_is_used_from_then_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_logging_that_is_configured_later_is_used_from_then_on(monkeypatch, capsys):
     unconfigured(monkeypatch)
     lines = LoopLines()
     lines(EVENTS[1])
@@ -85,9 +83,7 @@ def test_logging_that_is_configured_later_is_used_from_then_on(
     assert capsys.readouterr().err == f"murmuration: {LINES[1]}\n{LINES[5]}\n"
 
 
-def test_progress_prints_the_lines_of_murmur_up_and_nothing_twice(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_prints_the_lines_of_murmur_up_and_nothing_twice(monkeypatch, capsys):
     unconfigured(monkeypatch)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

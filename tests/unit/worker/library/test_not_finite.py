@@ -61,9 +61,7 @@ def told(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 @pytest.mark.parametrize("at", [1, 4, 6, STEPS])
 @pytest.mark.parametrize("preset", ["streaming", "onebit", "noloco", "ddp"])
-def test_one_batch_costs_some_steps_and_no_more(
-    told: Callable[[], list[str]], preset: str, at: int
-) -> None:
+def test_one_batch_costs_some_steps_and_no_more(told, preset, at):
     """Before the first round, at one, with one on its way, and at the end of the run."""
     loop = Loop(preset).run(lambda step: NAN if step == at else 1.0)
     (line,) = told()
@@ -74,8 +72,8 @@ def test_one_batch_costs_some_steps_and_no_more(
 
 
 def test_many_such_batches_are_counted_and_told_ever_more_rarely(
-    told: Callable[[], list[str]],
-) -> None:
+    told,
+):
     settings = {"diloco.fragments": 2}
     loop = Loop("streaming", **settings).run(lambda step: NAN if step > 2 else 1.0)
     assert 2 <= len(told()) <= 4
@@ -83,8 +81,8 @@ def test_many_such_batches_are_counted_and_told_ever_more_rarely(
 
 
 def test_a_loss_of_nan_with_finite_parameters_costs_nothing(
-    told: Callable[[], list[str]],
-) -> None:
+    told,
+):
     """The loop leaves such a batch out by itself."""
     loop = Loop("diloco")
     loop.run(after=lambda step, *_: loop.swarm.report(NAN if step == 5 else 1.0))
@@ -92,7 +90,7 @@ def test_a_loss_of_nan_with_finite_parameters_costs_nothing(
     assert told() == []
 
 
-def test_what_is_not_finite_at_first_is_refused() -> None:
+def test_what_is_not_finite_at_first_is_refused():
     model = nn.Linear(2, 2)
     model.bias.data[1] = NAN
     with pytest.raises(UsageError, match=r"^parameter 'bias' has values that are not finite, "):
@@ -100,7 +98,7 @@ def test_what_is_not_finite_at_first_is_refused() -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"diloco.merge": "keep"}])
-def test_what_is_on_its_way_counts_as_without_such_a_batch(settings: dict[str, object]) -> None:
+def test_what_is_on_its_way_counts_as_without_such_a_batch(settings):
     """The round of step 12 is applied after step 14, whatever becomes of step 13."""
     anchors: list[Tensor] = []
     given = {"diloco.fragments": 1, "diloco.overlap_steps": 2, "diloco.merge_alpha": 0.0} | settings
@@ -129,12 +127,12 @@ def test_what_is_on_its_way_counts_as_without_such_a_batch(settings: dict[str, o
     ],
 )
 def test_a_defect_ends_its_round_with_what_was_raised(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    preset: str,
-    part: type,
-    method: str,
-) -> None:
+    monkeypatch,
+    caplog,
+    preset,
+    part,
+    method,
+):
     def broken(*_: object, **__: object) -> None:
         raise TypeError("float64 instead of float32")
 

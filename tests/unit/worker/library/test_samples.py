@@ -111,7 +111,7 @@ SHARED: dict[str, tuple[Callable[[int], Any], int]] = {
 
 @pytest.mark.parametrize("kind", SHARED)
 @row("a `Subset`, `batch_sampler=`, random, weighted or replacement sampler", "shared", "as drawn")
-def test_what_the_sampler_draws_is_drawn_once(kind: str) -> None:
+def test_what_the_sampler_draws_is_drawn_once(kind):
     make, count = SHARED[kind]
 
     def source(peer: int) -> Any:
@@ -128,14 +128,14 @@ def test_what_the_sampler_draws_is_drawn_once(kind: str) -> None:
     assert not peers.tables.differing
 
 
-def test_fewer_samples_than_peers_are_drawn_once_in_each_epoch() -> None:
+def test_fewer_samples_than_peers_are_drawn_once_in_each_epoch():
     """A peer that finds nothing left begins the next epoch."""
     few = DataLoader(Subset(DATA, [5, 7]), batch_size=4)
     drawn = values(Peers(*PEERS).draw(dict.fromkeys(PEERS, few)))
     assert sorted(drawn) == [5] * (len(drawn) // 2) + [7] * (len(drawn) // 2)
 
 
-def test_the_order_is_another_in_each_epoch_and_the_users_generators_go_on() -> None:
+def test_the_order_is_another_in_each_epoch_and_the_users_generators_go_on():
     peers, generator = Peers("a"), torch.Generator().manual_seed(1)
     source = _loader(data.WeightedRandomSampler([1.0] * N, N, generator=generator))
     torch.manual_seed(5)
@@ -193,7 +193,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "refused",
     "a line says what to give the loader",
 )
-def test_what_cannot_be_shared_is_refused(kind: str) -> None:
+def test_what_cannot_be_shared_is_refused(kind):
     make, line = REFUSED[kind]
     with one_line(UsageError, line):
         Peers("a").draw({"a": make()})
@@ -246,7 +246,7 @@ DIFFERENT: dict[str, Callable[[int], Any]] = {
     "told",
     "both say so once, and each draws all of its own",
 )
-def test_other_samples_than_a_peers_are_told_and_drawn_by_each(kind: str) -> None:
+def test_other_samples_than_a_peers_are_told_and_drawn_by_each(kind):
     peers = Peers("a", "b")
     sources = {name: DIFFERENT[kind](place) for place, name in enumerate("ab")}
     drawn = peers.draw(sources)
@@ -255,13 +255,13 @@ def test_other_samples_than_a_peers_are_told_and_drawn_by_each(kind: str) -> Non
     assert {name: [each.peer for each in told[name]] for name in told} == {"a": ["b"], "b": ["a"]}
 
 
-def test_the_last_bits_of_fractions_do_not_count() -> None:
+def test_the_last_bits_of_fractions_do_not_count():
     peers, rows = Peers("a", "b"), torch.linspace(0.11, 3, 50)
     peers.draw({"a": DataLoader(TensorDataset(rows)), "b": DataLoader(TensorDataset(rows + 1e-7))})
     assert not peers.tables.differing
 
 
-def test_noise_does_not_count_and_what_workers_read_is_not_read_here() -> None:
+def test_noise_does_not_count_and_what_workers_read_is_not_read_here():
     peers, noisy = Peers("a", "b"), [Own(noise=1.0), Own(noise=1.0)]
     torch.manual_seed(3)
     before = torch.random.get_rng_state()
@@ -275,7 +275,7 @@ def test_noise_does_not_count_and_what_workers_read_is_not_read_here() -> None:
     assert unread.read == 0
 
 
-def test_peers_in_other_sets_of_data_at_a_time_are_not_told() -> None:
+def test_peers_in_other_sets_of_data_at_a_time_are_not_told():
     peers = Peers("a", "b")
     train, held_out = loader(length=16), loader(length=8)
     peers.draw({"a": train, "b": loader(length=16)})

@@ -41,7 +41,7 @@ def optimizer_of() -> Optimizer:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("every", [1, 4])
-def test_a_scheduler_is_brought_to_where_the_run_is(kind: str, every: int) -> None:
+def test_a_scheduler_is_brought_to_where_the_run_is(kind, every):
     there, late = optimizer_of(), optimizer_of()
     scheduler, other = KINDS[kind](there), KINDS[kind](late)
     for step in range(STEPS):
@@ -54,7 +54,7 @@ def test_a_scheduler_is_brought_to_where_the_run_is(kind: str, every: int) -> No
             scheduler.step()
 
 
-def test_what_cannot_catch_up_is_refused() -> None:
+def test_what_cannot_catch_up_is_refused():
     for scheduler, every, says in [
         (ReduceLROnPlateau(optimizer_of()), 1, "follows a loss and not the position"),
         (object(), 1, "object has no last_epoch"),
@@ -64,7 +64,7 @@ def test_what_cannot_catch_up_is_refused() -> None:
             catch_up([scheduler], 5, every)
 
 
-def test_a_loop_that_goes_on_from_a_state_has_the_learning_rate_of_its_step() -> None:
+def test_a_loop_that_goes_on_from_a_state_has_the_learning_rate_of_its_step():
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with Swarm(model, optimizer, steps=9) as first:
@@ -89,7 +89,7 @@ def of_a_trainer(optimizer: Optimizer) -> tuple[torch.nn.Module, TrainersSwarm]:
     return model, entered
 
 
-def test_what_a_trainers_schedulers_leave_out_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_trainers_schedulers_leave_out_is_told(caplog):
     optimizer = optimizer_of()
     decays = StepLR(optimizer, 1)
     others = [(ReduceLROnPlateau(optimizer), 1), (KINDS["cosine"](optimizer), None)]
@@ -102,9 +102,7 @@ def test_what_a_trainers_schedulers_leave_out_is_told(caplog: pytest.LogCaptureF
     assert entered.catch_up(6, [(decays, 3)]) == 0
 
 
-def test_a_swarm_that_cannot_be_left_says_nothing_of_what_the_model_holds(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_swarm_that_cannot_be_left_says_nothing_of_what_the_model_holds(monkeypatch, caplog):
     def fails(_swarm: Swarm) -> None:
         raise UsageError("no")
 
@@ -119,7 +117,7 @@ def test_a_swarm_that_cannot_be_left_says_nothing_of_what_the_model_holds(
 
 @row("a schedule that begins anew in a run under way", "told", "`swarm.catch_up(scheduler)`")
 @pytest.mark.parametrize("kind", ["lambda", "warm-up, then cosine", "chained"])
-def test_a_schedule_that_stays_behind_is_told(kind: str, tmp_path: Path) -> None:
+def test_a_schedule_that_stays_behind_is_told(kind, tmp_path):
     model = torch.nn.Linear(2, 1)
 
     def train(steps: int, *, catches_up: bool, state: Any = None, out: Path | None = None) -> Any:

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -86,7 +86,7 @@ class Letters(IterableDataset[str]):
         return iter("abcdefghijklmnopqrs")
 
 
-def test_batches_of_a_users_own_sampler_stay_whole() -> None:
+def test_batches_of_a_users_own_sampler_stay_whole():
     def own() -> DataLoader[Any]:
         class Pairs(data.BatchSampler):
             """By length, say."""
@@ -115,7 +115,7 @@ class Numbered:
         return DataLoader(self._pairs, batch_size=4, **self._more)
 
 
-def test_a_tasks_batches_are_those_of_all_epochs_and_end_with_the_run() -> None:
+def test_a_tasks_batches_are_those_of_all_epochs_and_end_with_the_run():
     peers, start = Peers("a"), Cursor(seed=7, stream="w", position=100)
     batches = peers.shares["a"].batches(Numbered(22), start)
     found = [next(batches) for _ in range(12)]
@@ -127,7 +127,7 @@ def test_a_tasks_batches_are_those_of_all_epochs_and_end_with_the_run() -> None:
         next(batches)
 
 
-def test_a_tasks_loader_that_cannot_be_shared_is_the_tasks_error() -> None:
+def test_a_tasks_loader_that_cannot_be_shared_is_the_tasks_error():
     for task, says in [
         (Numbered(3, drop_last=True), r"loader\(\) has no batch"),
         (Numbered(12, sampler=Endless()), r"loader\(\) must have a length"),
@@ -140,7 +140,7 @@ def test_a_tasks_loader_that_cannot_be_shared_is_the_tasks_error() -> None:
             next(Peers("a").shares["a"].batches(task, Cursor(seed=7, stream="w")))
 
 
-def test_worker_processes_load_ahead_and_what_they_loaded_in_vain_goes_back() -> None:
+def test_worker_processes_load_ahead_and_what_they_loaded_in_vain_goes_back():
     peers = Peers("a")
     ahead = loader(2, 40, num_workers=1, prefetch_factor=4)
     first = peers.share("a", ahead, 4)
@@ -151,7 +151,7 @@ def test_worker_processes_load_ahead_and_what_they_loaded_in_vain_goes_back() ->
     assert sorted(values(rest)) == list(range(6, 40))
 
 
-def test_an_incomplete_batch_is_left_to_the_next_epoch_where_none_is_wanted() -> None:
+def test_an_incomplete_batch_is_left_to_the_next_epoch_where_none_is_wanted():
     peers = Peers("a")
     first, second = (peers.draw({"a": loader(4, 10, drop_last=True)}) for _ in range(2))
     assert [len(values(first)), len(values(second))] == [8, 12]
@@ -159,7 +159,7 @@ def test_an_incomplete_batch_is_left_to_the_next_epoch_where_none_is_wanted() ->
 
 
 @pytest.mark.parametrize("block", [1, 3, 19, 20])
-def test_a_stream_whose_length_nobody_knows_is_shared_to_its_end(block: int) -> None:
+def test_a_stream_whose_length_nobody_knows_is_shared_to_its_end(block):
     peers = Peers("a", "b")
     for _ in range(2):
         sources = {name: DataLoader(Letters(), batch_size=None) for name in "ab"}
@@ -207,9 +207,7 @@ def documents() -> Any:
 
 @pytest.mark.parametrize("batch", [None, 2], ids=["itself", "in a loader"])
 @pytest.mark.parametrize("kind", [lambda: Stateful(96), documents], ids=["own", "datasets"])
-def test_a_stream_with_a_state_goes_on_in_it_after_a_restart(
-    kind: Callable[[], Any], batch: int | None
-) -> None:
+def test_a_stream_with_a_state_goes_on_in_it_after_a_restart(kind, batch):
     """Then in the next epoch from the front."""
 
     def source() -> Any:
@@ -243,7 +241,7 @@ def _site(tables: Tables, ranks: int) -> list[Shares]:
     return [first, *map(follower, range(1, ranks))]
 
 
-def test_a_stream_that_two_ranks_have_saved_is_gone_on_from_by_three_and_by_one() -> None:
+def test_a_stream_that_two_ranks_have_saved_is_gone_on_from_by_three_and_by_one():
     """Each item is drawn once, and no rank reads what is before its place."""
     drawn: list[int] = []
     saved, used = [], None
@@ -265,7 +263,7 @@ def test_a_stream_that_two_ranks_have_saved_is_gone_on_from_by_three_and_by_one(
     assert drawn == [*range(40)]
 
 
-def test_a_stream_in_batches_of_another_size_is_told_to_begin_again() -> None:
+def test_a_stream_in_batches_of_another_size_is_told_to_begin_again():
     peers = Peers("a")
     next(peers.share("a", DataLoader(Stateful(96), 2), 4, "letters"))
     for size in (2, 3):
@@ -275,7 +273,7 @@ def test_a_stream_in_batches_of_another_size_is_told_to_begin_again() -> None:
         assert ["begins letters again" in text for text in after.warned] == [True] * (size - 2)
 
 
-def test_peers_that_go_on_in_a_stream_leave_none_of_it_out() -> None:
+def test_peers_that_go_on_in_a_stream_leave_none_of_it_out():
     """What is left behind one that goes on is read in another pass."""
     peers = Peers("a", "b")
     loops = {name: peers.share(name, Stateful(99), 4) for name in "ab"}
@@ -291,9 +289,7 @@ def test_peers_that_go_on_in_a_stream_leave_none_of_it_out() -> None:
     [(Stateful, 10_000_000, 5), (Counting, 1_000_000, 1_000_005)],
     ids=["with a state", "without"],
 )
-def test_a_stream_that_goes_on_at_sample_ten_million(
-    kind: type[Counting], at: int, read: int
-) -> None:
+def test_a_stream_that_goes_on_at_sample_ten_million(kind, at, read):
     """Without a state all before is read again, which is told."""
     first, late = Peers("a"), Peers("a")
     next(first.share("a", kind(at + 5), 8))
@@ -316,7 +312,7 @@ class Begun(IterableDataset[int]):
         return iter(range(9))
 
 
-def test_an_iterator_is_read_once() -> None:
+def test_an_iterator_is_read_once():
     source = Begun()
     assert Peers("a").draw({"a": source}, block=4) == {"a": [*range(9)]}
     assert source.begun == 1
@@ -324,7 +320,7 @@ def test_an_iterator_is_read_once() -> None:
     assert sorted([*drawn["a"], *drawn["b"]]) == list(range(23))
 
 
-def test_ranks_of_a_site_take_as_much_each() -> None:
+def test_ranks_of_a_site_take_as_much_each():
     loops = [each.share(loader(3, 44), "", 5, lambda: False) for each in _site(Tables("a", "b"), 2)]
     drawn = dict(enumerate(zip(*zip(*loops, strict=True), strict=True)))
     assert [len(each) for each in drawn.values()] == [7, 7]
@@ -333,7 +329,7 @@ def test_ranks_of_a_site_take_as_much_each() -> None:
 
 
 @row("two loops at once over the same samples, as `zip` of two calls", "refused", "name one")
-def test_the_end_of_the_run_ends_it_and_no_second_call_the_first() -> None:
+def test_the_end_of_the_run_ends_it_and_no_second_call_the_first():
     peers = Peers("a")
     first = peers.share("a", range(20), 2)
     begun = [next(first) for _ in range(3)]
@@ -361,7 +357,7 @@ def test_the_end_of_the_run_ends_it_and_no_second_call_the_first() -> None:
     ],
     ids=["enumerate", "iter", "zip", "generator"],
 )
-def test_a_loader_whose_order_is_another_on_each_peer_is_told(wrapped: Any, seeded: bool) -> None:
+def test_a_loader_whose_order_is_another_on_each_peer_is_told(wrapped, seeded):
     generator = torch.Generator() if seeded else None
     loader: Any = DataLoader(range(9), shuffle=True, generator=generator)  # type: ignore[arg-type]  # has indices
     peers = Peers("a")
@@ -372,7 +368,7 @@ def test_a_loader_whose_order_is_another_on_each_peer_is_told(wrapped: Any, seed
 
 
 @pytest.mark.parametrize("source", [range(9), iter(range(9))], ids=["by index", "in order"])
-def test_a_loop_that_the_interpreter_ends_tells_nothing_more(source: Any) -> None:
+def test_a_loop_that_the_interpreter_ends_tells_nothing_more(source):
     """Its modules are gone by then: a program that had not read all of an epoch said so."""
     peers = Peers("a")
     loop, shares = peers.share("a", source, 3), peers.shares["a"]
@@ -383,7 +379,7 @@ def test_a_loop_that_the_interpreter_ends_tells_nothing_more(source: Any) -> Non
     loop.close()
 
 
-def test_two_data_sets_of_one_length_need_names() -> None:
+def test_two_data_sets_of_one_length_need_names():
     peers, train, other = Peers("a"), loader(), loader()
     peers.share("a", train)
     with pytest.raises(UsageError, match="name='validation'"):

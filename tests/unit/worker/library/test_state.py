@@ -1,7 +1,6 @@
 """A loop that saves model, optimizer and swarm at the same moment goes on to the same bits."""
 
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,7 +76,7 @@ def resumed(preset: str, saved: Saved, state: Any = None, **changes: Any) -> tup
 
 
 @pytest.mark.parametrize("preset", RESUMED)
-def test_a_loop_goes_on_to_the_same_bits(preset: str, tmp_path: Path) -> None:
+def test_a_loop_goes_on_to_the_same_bits(preset, tmp_path):
     whole = Loop()
     with swarm_of(whole, preset) as first:
         saved = run(whole, first)
@@ -89,7 +88,7 @@ def test_a_loop_goes_on_to_the_same_bits(preset: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("preset", RESUMED)
-def test_a_run_can_be_prolonged(preset: str) -> None:
+def test_a_run_can_be_prolonged(preset):
     """From a step on the way to the bits of a run that was as long from the beginning; and from its
     end, after which there is a round at each of the schedule's steps again."""
     whole, first = Loop(), Loop()
@@ -105,7 +104,7 @@ def test_a_run_can_be_prolonged(preset: str) -> None:
         assert each is not saved[7] or ends(again, swarm) == ends(whole, longer)
 
 
-def test_a_state_that_does_not_fit_is_refused_with_the_setting_that_differs() -> None:
+def test_a_state_that_does_not_fit_is_refused_with_the_setting_that_differs():
     loop = Loop()
     with swarm_of(loop, "diloco") as swarm:
         saved = run(loop, swarm, 5)[-1]["swarm"]
@@ -134,7 +133,7 @@ def test_a_state_that_does_not_fit_is_refused_with_the_setting_that_differs() ->
         again.load_state_dict({"step": 3})
 
 
-def test_a_state_is_not_taken_where_the_model_holds_the_anchor() -> None:
+def test_a_state_is_not_taken_where_the_model_holds_the_anchor():
     loop = Loop()
     with swarm_of(loop, "diloco") as swarm:
         with swarm.anchor(), pytest.raises(UsageError, match=r"outside of that block"):
@@ -145,9 +144,7 @@ def test_a_state_is_not_taken_where_the_model_holds_the_anchor() -> None:
 
 
 @pytest.mark.parametrize("preset", ["diloco", "co2", "streaming"])
-def test_a_state_beside_another_model_is_told_and_only_what_it_lacks_counts(
-    preset: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_state_beside_another_model_is_told_and_only_what_it_lacks_counts(preset, caplog):
     """The model was saved with the anchor's values, as for evaluation, and the state without."""
     loop, again = Loop(), Loop()
     with swarm_of(loop, preset) as swarm:

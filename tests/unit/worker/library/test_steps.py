@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,9 +69,7 @@ def optimizers_of(model: nn.Module) -> dict[str, Optimizer]:
         pytest.param("xxdxd", "d", "2[][]", 2, id="an optimizer of another model"),
     ],
 )
-def test_the_optimizer_that_steps_most_often_counts(
-    steps: str, given: str, told: str, count: int
-) -> None:
+def test_the_optimizer_that_steps_most_often_counts(steps, given, told, count):
     model = model_of()
     optimizers = optimizers_of(model)
     with followed(model, [optimizers[each] for each in given]) as listener:
@@ -84,7 +81,7 @@ def test_the_optimizer_that_steps_most_often_counts(
     assert (listener.words, listener.steps) == (told, count)
 
 
-def test_an_optimizer_within_another_and_one_that_fails_count_once() -> None:
+def test_an_optimizer_within_another_and_one_that_fails_count_once():
     model = model_of()
 
     class Twice(Optimizer):
@@ -112,7 +109,7 @@ def test_an_optimizer_within_another_and_one_that_fails_count_once() -> None:
     assert listener.words == "[+][+][[+]["
 
 
-def test_a_step_that_a_cuda_graph_captures_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_a_cuda_graph_captures_is_refused(monkeypatch):
     model = model_of()
     optimizer = SGD(model.parameters(), lr=0.1)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -125,7 +122,7 @@ def test_a_step_that_a_cuda_graph_captures_is_refused(monkeypatch: pytest.Monkey
     assert listener.words == "[]"
 
 
-def test_a_step_by_super_is_one_step() -> None:
+def test_a_step_by_super_is_one_step():
     model = model_of()
 
     class Own(SGD):
@@ -140,7 +137,7 @@ def test_a_step_by_super_is_one_step() -> None:
 
 
 @row("layers that are frozen within the block", "told", "the outer step still moves them")
-def test_layers_that_stay_frozen_in_the_block_are_told(tmp_path: Path) -> None:
+def test_layers_that_stay_frozen_in_the_block_are_told(tmp_path):
     model = model_of()
     optimizer = optimizers_of(model)["d"]
     with Swarm(model, optimizer, inner_steps=2, out=tmp_path):
@@ -156,7 +153,7 @@ def test_layers_that_stay_frozen_in_the_block_are_told(tmp_path: Path) -> None:
 @row("frozen parameters that a loop moves (a target network)", "told", "make them buffers")
 @row("a loop within a generator that is dropped", "shared", "its block ends there")
 @row("`copy.deepcopy` or `pickle` of a Swarm", "refused", "save its `state_dict()`")
-def test_what_a_loop_does_around_its_steps_is_told(tmp_path: Path) -> None:
+def test_what_a_loop_does_around_its_steps_is_told(tmp_path):
     model = model_of()
     optimizer = optimizers_of(model)["d"]
     model[1].requires_grad_(False)

@@ -4,7 +4,6 @@ import argparse
 import doctest
 import json
 import logging
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -56,7 +55,7 @@ def events(out: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("preset", ["diloco", "local"])
-def test_the_block_ends_with_the_anchor_and_the_anchor_can_be_looked_at_before(preset: str) -> None:
+def test_the_block_ends_with_the_anchor_and_the_anchor_can_be_looked_at_before(preset):
     """Where nothing is exchanged, that is the model."""
     model, optimizer = model_of()
     start = values(model)
@@ -82,7 +81,7 @@ def test_the_block_ends_with_the_anchor_and_the_anchor_can_be_looked_at_before(p
         pass
 
 
-def test_a_loop_without_an_end_ends_with_its_block(tmp_path: Path) -> None:
+def test_a_loop_without_an_end_ends_with_its_block(tmp_path):
     model, optimizer = model_of()
     with Swarm(model, optimizer, inner_steps=2, out=tmp_path / "deep" / "er") as swarm:
         for _, _ in zip(range(5), swarm.shard(range(100)), strict=False):
@@ -91,7 +90,7 @@ def test_a_loop_without_an_end_ends_with_its_block(tmp_path: Path) -> None:
     assert [event["event"] for event in events(tmp_path / "deep" / "er")].count("round") == 2
 
 
-def test_an_exception_leaves_the_parameters_as_they_are() -> None:
+def test_an_exception_leaves_the_parameters_as_they_are():
     """Such as that of a step whose model has got another parameter."""
     model, optimizer = model_of()
     swarm = Swarm(model, optimizer, steps=9)
@@ -108,7 +107,7 @@ def test_an_exception_leaves_the_parameters_as_they_are() -> None:
         one_step(model, optimizer)
 
 
-def test_accumulated_gradients_and_skipped_steps_are_no_steps_of_the_swarms() -> None:
+def test_accumulated_gradients_and_skipped_steps_are_no_steps_of_the_swarms():
     model, optimizer = model_of()
     with Swarm(model, optimizer, inner_steps=2) as swarm:
         for number in range(6):
@@ -120,7 +119,7 @@ def test_accumulated_gradients_and_skipped_steps_are_no_steps_of_the_swarms() ->
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_pseudo_gradient_of_halves_is_without_the_anchors_rounding(dtype: torch.dtype) -> None:
+def test_a_pseudo_gradient_of_halves_is_without_the_anchors_rounding(dtype):
     model, optimizer = model_of(dtype)
     with Swarm(model, optimizer, inner_steps=1, steps=3, settings={"diloco.outer_momentum": 0.0}):
         for _ in range(3):
@@ -130,7 +129,7 @@ def test_a_pseudo_gradient_of_halves_is_without_the_anchors_rounding(dtype: torc
     assert next(model.parameters()).dtype is dtype
 
 
-def test_bad_arguments_are_one_line() -> None:
+def test_bad_arguments_are_one_line():
     for given, error, says in [
         ({"preset": "dilocco"}, ConfigError, r"preset='dilocco': no preset .*mean 'diloco'"),
         ({"settings": {"diloco.codek": "e3m0"}}, ConfigError, r"settings\['diloco.codek'\]"),
@@ -147,7 +146,7 @@ def test_bad_arguments_are_one_line() -> None:
 
 
 @row("modules that are registered in another order (from a `set`)", "refused", "by all but one")
-def test_another_model_than_the_runs_is_said_from_this_side() -> None:
+def test_another_model_than_the_runs_is_said_from_this_side():
     other, (turned, optimizer) = nn.Linear(5, 1), model_of()
     turned._parameters = dict(reversed(turned._parameters.items()))
     with Swarm(*model_of()) as swarm:
@@ -161,7 +160,7 @@ def test_another_model_than_the_runs_is_said_from_this_side() -> None:
             Swarm(turned, optimizer, join=swarm.address)
 
 
-def test_a_second_swarm_around_one_model_is_one_line_and_leaves_the_first_alone() -> None:
+def test_a_second_swarm_around_one_model_is_one_line_and_leaves_the_first_alone():
     """Also around a wrapper of the model."""
     model, optimizer = model_of()
     compiled = torch.compile(model, backend="eager")
@@ -175,7 +174,7 @@ def test_a_second_swarm_around_one_model_is_one_line_and_leaves_the_first_alone(
         assert first.done
 
 
-def test_a_swarm_whose_name_is_gone_can_be_left() -> None:
+def test_a_swarm_whose_name_is_gone_can_be_left():
     model, optimizer = model_of()
     first = Swarm(model, optimizer).__enter__()
     with pytest.raises(UsageError, match=r"by murmuration\.Swarm\.leave_all\(\)$"):
@@ -188,8 +187,8 @@ def test_a_swarm_whose_name_is_gone_can_be_left() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's of itself
 def test_a_compiled_step_is_followed_without_a_warning_of_the_compilers(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    caplog,
+):
     model, optimizer = model_of()
     step = torch.compile(optimizer.step, backend="eager")
     with caplog.at_level(logging.WARNING), Swarm(model, optimizer, inner_steps=1) as swarm:
@@ -200,9 +199,7 @@ def test_a_compiled_step_is_followed_without_a_warning_of_the_compilers(
     assert "Graph break" not in caplog.text
 
 
-def test_what_is_told_before_the_block_is_in_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_told_before_the_block_is_in_the_log(tmp_path, monkeypatch):
     monkeypatch.setattr(admission, "_TELL_S", 0.0)
     (address,) = free_addresses(1)
     (tmp_path / "members.json").write_text("{")
@@ -213,7 +210,7 @@ def test_what_is_told_before_the_block_is_in_the_log(
     assert told[1]["text"].startswith(f"nobody answers yet: {address}")
 
 
-def test_what_no_site_can_do_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_site_can_do_is_told(monkeypatch):
     fragment = Fragment(0, (TensorSpec("mine", (2,)), TensorSpec("another's", (2,))))
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     with pytest.raises(UsageError, match=r"\"another's\" is not of shards .* no pipeline"):
@@ -225,7 +222,7 @@ def test_what_no_site_can_do_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_a_step_that_a_scaler_skips_is_no_step_of_the_swarms(fused: bool) -> None:
+def test_a_step_that_a_scaler_skips_is_no_step_of_the_swarms(fused):
     model, _ = model_of()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
@@ -239,7 +236,7 @@ def test_a_step_that_a_scaler_skips_is_no_step_of_the_swarms(fused: bool) -> Non
 
 
 @pytest.mark.parametrize("unscaled", [False, True])
-def test_scaled_gradients_are_one_line_where_gradients_are_averaged(unscaled: bool) -> None:
+def test_scaled_gradients_are_one_line_where_gradients_are_averaged(unscaled):
     model, _ = model_of()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
@@ -252,7 +249,7 @@ def test_scaled_gradients_are_one_line_where_gradients_are_averaged(unscaled: bo
             assert swarm.step == 1
 
 
-def test_sparse_gradients_are_one_line_where_gradients_are_averaged() -> None:
+def test_sparse_gradients_are_one_line_where_gradients_are_averaged():
     model = nn.Embedding(4, 2, sparse=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with Swarm(model, optimizer, preset="ddp"):
@@ -261,7 +258,7 @@ def test_sparse_gradients_are_one_line_where_gradients_are_averaged() -> None:
             optimizer.step()
 
 
-def test_gradients_that_a_closure_computes_are_refused_where_they_are_averaged() -> None:
+def test_gradients_that_a_closure_computes_are_refused_where_they_are_averaged():
     model, optimizer = model_of()
 
     def closure() -> torch.Tensor:
@@ -278,7 +275,7 @@ def test_gradients_that_a_closure_computes_are_refused_where_they_are_averaged()
         optimizer.step(closure)
 
 
-def test_tied_weights_are_trained_as_one() -> None:
+def test_tied_weights_are_trained_as_one():
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     model[1].weight = model[0].weight
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -290,7 +287,7 @@ def test_tied_weights_are_trained_as_one() -> None:
     assert torch.equal(fragment["anchor"], model[0].weight.detach().flatten())
 
 
-def test_everything_public_is_documented_and_the_examples_are_right() -> None:
+def test_everything_public_is_documented_and_the_examples_are_right():
     assert all(getattr(murmuration, name).__doc__ for name in murmuration.__all__)
     for module, examples in ((murmuration, 5), (swarm, 4), (arguments, 6), (optimizers, 5)):
         assert doctest.testmod(module) == (0, examples), module
@@ -298,7 +295,7 @@ def test_everything_public_is_documented_and_the_examples_are_right() -> None:
         murmuration.torchtitan  # noqa: B018
 
 
-def test_a_loop_of_ones_own_can_serve_metrics() -> None:
+def test_a_loop_of_ones_own_can_serve_metrics():
     model, optimizer = model_of()
     told: list[str] = []
     with Swarm(model, optimizer, inner_steps=2, steps=4, name="me", serve_metrics=0) as swarm:
@@ -313,7 +310,7 @@ def test_a_loop_of_ones_own_can_serve_metrics() -> None:
     assert 'murmuration_members{health="alive",peer="me"} 1.0' in told
 
 
-def test_a_loop_of_ones_own_tells_the_norm_of_its_gradient(tmp_path: Path) -> None:
+def test_a_loop_of_ones_own_tells_the_norm_of_its_gradient(tmp_path):
     model, optimizer = model_of()
     with Swarm(model, optimizer, steps=2, out=tmp_path):
         one_step(model, optimizer)
@@ -326,7 +323,7 @@ def test_a_loop_of_ones_own_tells_the_norm_of_its_gradient(tmp_path: Path) -> No
     assert told[-1] == pytest.approx(0.5, abs=1e-5)
 
 
-def test_a_loop_of_ones_own_serves_the_page_and_says_whether_it_is_relayed_and_relays() -> None:
+def test_a_loop_of_ones_own_serves_the_page_and_says_whether_it_is_relayed_and_relays():
     parser = argparse.ArgumentParser()
     murmuration.add_arguments(parser)
     typed = parser.parse_args(["--web", "0", "--no-relay", "--relay-mbps", "5"])
@@ -340,7 +337,7 @@ def test_a_loop_of_ones_own_serves_the_page_and_says_whether_it_is_relayed_and_r
 
 
 @pytest.mark.parametrize("source", [lambda: range(40), lambda: Stateful(40)], ids=["list", "state"])
-def test_samples_are_gone_on_with_where_the_checkpoint_was(source: Callable[[], Any]) -> None:
+def test_samples_are_gone_on_with_where_the_checkpoint_was(source):
     def drawn(swarm: Swarm, most: int) -> list[int]:
         found = []
         for sample in swarm.shard(data, block=4):
@@ -367,7 +364,7 @@ def test_samples_are_gone_on_with_where_the_checkpoint_was(source: Callable[[], 
     assert set(lost) <= set(rest)
 
 
-def test_samples_are_shared_inside_the_block_only() -> None:
+def test_samples_are_shared_inside_the_block_only():
     swarm = Swarm(*model_of())
     with pytest.raises(UsageError, match="inside of the `with` block"):
         swarm.shard(range(3))
@@ -377,7 +374,7 @@ def test_samples_are_shared_inside_the_block_only() -> None:
     assert list(loop) == []
 
 
-def test_an_average_that_a_loop_keeps_stays_as_it_is() -> None:
+def test_an_average_that_a_loop_keeps_stays_as_it_is():
     model, optimizer = model_of()
     with Swarm(model, optimizer, steps=4, inner_steps=2) as swarm:
         average = torch.optim.swa_utils.AveragedModel(model)
@@ -389,7 +386,7 @@ def test_an_average_that_a_loop_keeps_stays_as_it_is() -> None:
     assert not torch.equal(values(model), kept)
 
 
-def test_steps_after_the_run_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_steps_after_the_run_are_told_once(caplog):
     model, optimizer = model_of()
     with Swarm(model, optimizer, inner_steps=2, steps=2):
         for _ in range(5):
@@ -397,7 +394,7 @@ def test_steps_after_the_run_are_told_once(caplog: pytest.LogCaptureFixture) -> 
     assert sum("further steps are nobody's" in line for line in caplog.messages) == 1
 
 
-def test_values_that_are_not_finite_at_the_end_are_put_back_alone_too() -> None:
+def test_values_that_are_not_finite_at_the_end_are_put_back_alone_too():
     model, optimizer = model_of()
     with Swarm(model, optimizer, inner_steps=5) as swarm:
         for _ in range(7):

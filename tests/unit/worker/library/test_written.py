@@ -68,9 +68,7 @@ def goes_back_at_the_end(loop: Loop, place: int) -> None:
         (goes_back_at_the_end, "written after the last step of the block"),
     ],
 )
-def test_parameters_that_are_written_around_the_steps_are_told(
-    tmp_path: Path, does: Callable[[Loop, int], object], told: str
-) -> None:
+def test_parameters_that_are_written_around_the_steps_are_told(tmp_path, does, told):
     assert Loop(tmp_path).warnings(does).count("the parameters were written") == 1
     assert told in (tmp_path / "events.jsonl").read_text()
 
@@ -97,21 +95,19 @@ def casts(loop: Loop, place: int) -> None:
 
 
 @pytest.mark.parametrize("does", [clamps, clamps_in_epochs, swaps_for_a_look, casts])
-def test_a_loop_that_writes_as_a_part_of_its_steps_is_not_warned(
-    tmp_path: Path, does: Callable[[Loop, int], object]
-) -> None:
+def test_a_loop_that_writes_as_a_part_of_its_steps_is_not_warned(tmp_path, does):
     assert Loop(tmp_path).warnings(does) == ""
 
 
 @row("an optimizer with weights of its own (fp32 masters)", "told", "it undoes each round")
-def test_an_optimizer_that_keeps_weights_is_told_once(tmp_path: Path) -> None:
+def test_an_optimizer_that_keeps_weights_is_told_once(tmp_path):
     assert Loop(tmp_path / "own", OwnWeights).warnings().count("fp32 masters undo each round") == 1
     for steps in (torch.optim.ASGD, torch.optim.Adam):
         assert Loop(tmp_path / steps.__name__, steps).warnings() == ""
 
 
 @row("L-BFGS", "shared", "a round ends what it knows of the curvature")
-def test_l_bfgs_takes_no_round_for_its_own_step() -> None:
+def test_l_bfgs_takes_no_round_for_its_own_step():
     model = nn.Linear(3, 1)
     optimizer = LBFGS(model.parameters(), lr=0.1)
 
@@ -128,7 +124,7 @@ def test_l_bfgs_takes_no_round_for_its_own_step() -> None:
 
 
 @row("`sys.exit()` or Ctrl-C within the block", "told", "how many steps no round has")
-def test_steps_that_are_lost_by_an_exit_are_told(tmp_path: Path) -> None:
+def test_steps_that_are_lost_by_an_exit_are_told(tmp_path):
     def exits(loop: Loop, place: int) -> None:
         if place == H + 1:
             raise SystemExit(0)
@@ -140,7 +136,7 @@ def test_steps_that_are_lost_by_an_exit_are_told(tmp_path: Path) -> None:
 
 
 @row("a copy of the model with an optimizer of its own, as in meta-learning", "told", "once")
-def test_copies_that_are_trained_beside_the_model_are_told_once(tmp_path: Path) -> None:
+def test_copies_that_are_trained_beside_the_model_are_told_once(tmp_path):
     def copies(loop: Loop, place: int) -> None:
         clone = copy.deepcopy(loop.model)
         clone(ONES).sum().backward()

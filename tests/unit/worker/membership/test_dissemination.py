@@ -70,7 +70,7 @@ def acquainted(*names: str) -> list[Peer]:
     return peers
 
 
-def test_progress_never_overtakes_the_card_that_it_belongs_to() -> None:
+def test_progress_never_overtakes_the_card_that_it_belongs_to():
     """Two requests at once: the second arrives first, and must not make the first look old."""
     a, b = acquainted("a", "b")
     a.train(NEW)
@@ -82,14 +82,14 @@ def test_progress_never_overtakes_the_card_that_it_belongs_to() -> None:
     assert b.known["a"].digests == NEW
 
 
-def test_progress_of_another_life_is_passed_over() -> None:
+def test_progress_of_another_life_is_passed_over():
     members = (replace(member("a"), epoch=5),)
     far = pb.GossipMessage(progress=pb.MemberProgress(epoch=1, heartbeat=99, step=99))
     for sender in ("a", "stranger"):
         assert with_progress(((), far), sender, members) == ()
 
 
-def test_in_a_large_swarm_a_rumour_cools_and_its_subject_tells_everyone() -> None:
+def test_in_a_large_swarm_a_rumour_cools_and_its_subject_tells_everyone():
     names = [f"w{i:02}" for i in range(30)]
     me, *others = (Peer(name, *(n for n in names if n != name)) for name in names)
     for other in others * 2:
@@ -106,7 +106,7 @@ def test_in_a_large_swarm_a_rumour_cools_and_its_subject_tells_everyone() -> Non
     assert hear_of("w00", others) == 29
 
 
-def test_a_message_holds_a_part_at_most_and_the_parts_add_up() -> None:
+def test_a_message_holds_a_part_at_most_and_the_parts_add_up():
     names = [f"{'x' * 200}{i:04}" for i in range(300)]
     a = Peer(names[0], *names[1:])
     heard: set[str] = set()
@@ -119,7 +119,7 @@ def test_a_message_holds_a_part_at_most_and_the_parts_add_up() -> None:
     assert heard == set(names)
 
 
-def test_no_account_is_kept_of_strangers() -> None:
+def test_no_account_is_kept_of_strangers():
     a = Peer("a", "b")
     said = a.deltas.request("stranger", a.members, 0.0)
     assert (told(said), said[1].number, said[1].acknowledged) == (["a", "b"], 0, 0)
@@ -128,13 +128,13 @@ def test_no_account_is_kept_of_strangers() -> None:
     assert a.deltas.say("stranger", a.members, full=False)[1].acknowledged == 0
 
 
-def test_what_a_peer_never_acknowledges_is_not_kept_for_ever() -> None:
+def test_what_a_peer_never_acknowledges_is_not_kept_for_ever():
     a = Peer("a", "b")
     said = [a.deltas.say("b", a.members, full=True)[1] for _ in range(50)]
     assert [each.number for each in said if each.reset] == [1, 33]  # counted on nothing any more
 
 
-def test_a_member_that_gave_way_is_forgotten_with_what_is_under_way_of_it() -> None:
+def test_a_member_that_gave_way_is_forgotten_with_what_is_under_way_of_it():
     a, b = acquainted("a", "b", "ghost")[:2]
     a.change("ghost", health=Health.DEAD)
     request = a.ask(b)
@@ -164,6 +164,6 @@ def test_a_member_that_gave_way_is_forgotten_with_what_is_under_way_of_it() -> N
         ("192.0.2.1:1", "127.0.0.1:2", "start the peer at 127.0.0.1:2 with"),
     ],
 )
-def test_loopback_only_among_peers_on_loopback(theirs: str, mine: str, says: str | None) -> None:
+def test_loopback_only_among_peers_on_loopback(theirs, mine, says):
     refusal = undialable(theirs, mine)
     assert refusal is None if says is None else refusal and says in refusal

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import reduce
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,21 +21,19 @@ def members(draw: st.DrawFn) -> Member:
 
 
 @given(st.lists(members(), min_size=1, max_size=6), st.data())
-def test_rumours_give_the_same_member_in_whatever_order_and_number(
-    rumours: list[Member], data: st.DataObject
-) -> None:
+def test_rumours_give_the_same_member_in_whatever_order_and_number(rumours, data):
     again = data.draw(st.permutations(rumours + rumours[:2]))
     assert reduce(newest, again) == reduce(newest, rumours)
 
 
 @given(members(), members())
-def test_a_later_life_replaces_all(one: Member, other: Member) -> None:
+def test_a_later_life_replaces_all(one, other):
     later = replace(other, epoch=one.epoch + 1)
     assert newest(one, later) == later
 
 
 @given(members(), members())
-def test_health_goes_by_incarnation_and_the_rest_by_heartbeat(one: Member, other: Member) -> None:
+def test_health_goes_by_incarnation_and_the_rest_by_heartbeat(one, other):
     other = replace(other, epoch=one.epoch, address=one.address)
     merged = newest(one, other)
     assert merged.incarnation == max(one.incarnation, other.incarnation)
@@ -74,7 +71,7 @@ DIGESTS = (Digest(7, 2, 5),) * 3
         ({"digests": (Digest(1007, 2, 5),) * 3}, "version 1007 in a run of 100 steps"),
     ],
 )
-def test_what_cannot_be_is_named(changes: dict[str, Any], says: str | None) -> None:
+def test_what_cannot_be_is_named(changes, says):
     found = LIMITS.problem(
         Member("w1", "host:1", **{"epoch": NOW_MS, "stage": 1, "digests": DIGESTS, **changes})
     )

@@ -5,7 +5,6 @@ import itertools
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -68,7 +67,7 @@ def tick_until(
 
 
 @pytest.mark.parametrize("others", range(1, 12))
-def test_everybody_is_probed_about_once_per_probe_period(others: int) -> None:
+def test_everybody_is_probed_about_once_per_probe_period(others):
     membership = machine(*(f"w{i}" for i in range(others)))
     probed: dict[str, list[float]] = {f"w{i}": [0.0] for i in range(others)}
     for tick in range(400):
@@ -82,7 +81,7 @@ def test_everybody_is_probed_about_once_per_probe_period(others: int) -> None:
 
 
 @pytest.mark.parametrize("rumour", [Health.SUSPECT, Health.DEAD])
-def test_a_rumour_of_ones_own_end_is_refuted(rumour: Health) -> None:
+def test_a_rumour_of_ones_own_end_is_refuted(rumour):
     membership = machine("w1")
     for _ in range(2):  # once
         membership.hear((member("me", incarnation=5, health=rumour),), None, 0.0)
@@ -99,7 +98,7 @@ def test_a_rumour_of_ones_own_end_is_refuted(rumour: Health) -> None:
         {"heartbeat": 2**53},
     ],
 )
-def test_what_cannot_be_taken_back_is_outlived(words: dict[str, Any]) -> None:
+def test_what_cannot_be_taken_back_is_outlived(words):
     """Whoever has believed it believes a later epoch again."""
     membership, heard = machine("w1"), member("me", **words)
     for _ in range(2):  # once
@@ -108,7 +107,7 @@ def test_what_cannot_be_taken_back_is_outlived(words: dict[str, Any]) -> None:
         assert newest(heard, membership.me) == membership.me
 
 
-def test_of_a_flood_of_ghosts_only_so_many_are_kept() -> None:
+def test_of_a_flood_of_ghosts_only_so_many_are_kept():
     membership = machine("w1")
     membership.hear(tuple(member(f"ghost-{n:05}") for n in range(MAX_MEMBERS + 100)), None, 0.0)
     assert len(membership.members) == MAX_MEMBERS
@@ -117,8 +116,8 @@ def test_of_a_flood_of_ghosts_only_so_many_are_kept() -> None:
 
 
 def test_ghosts_that_came_first_give_way_once_they_have_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr("murmuration.worker.membership.swim.MAX_MEMBERS", 4)
     membership = machine("w1")
     membership.probed("w1", 0.0, answered=True)
@@ -137,19 +136,19 @@ def test_ghosts_that_came_first_give_way_once_they_have_ended(
         assert [each.peer for each in membership.members] == expected
 
 
-def test_the_time_to_refute_grows_with_the_logarithm_of_the_swarm() -> None:
+def test_the_time_to_refute_grows_with_the_logarithm_of_the_swarm():
     assert CONFIG.suspicion_s(0) == CONFIG.suspicion_s(10) == 4.0
     assert CONFIG.suspicion_s(1000) == pytest.approx(12.0)
     assert CONFIG.detection_s(4) == 1.0 + 2 * 1.0 + 4.0
 
 
-def test_periods_must_be_above_zero() -> None:
+def test_periods_must_be_above_zero():
     for name in ("gossip_s", "probe_s", "probe_timeout_s", "suspicion_factor", "reconnect_s"):
         with pytest.raises(ValueError, match=f"^{name} is 0; it must be above 0$"):
             MembershipConfig(**{name: 0})
 
 
-def test_the_number_of_indirect_probes_may_be_zero_and_not_less() -> None:
+def test_the_number_of_indirect_probes_may_be_zero_and_not_less():
     membership = machine("w1", "w2", config=MembershipConfig(indirect_probes=0))
     (again,) = asked(membership.probed("w1", 0.0, answered=False))
     assert again.via == "at-me"
@@ -157,7 +156,7 @@ def test_the_number_of_indirect_probes_may_be_zero_and_not_less() -> None:
         MembershipConfig(indirect_probes=-1)
 
 
-def test_a_suspicion_of_a_higher_incarnation_starts_its_time_again() -> None:
+def test_a_suspicion_of_a_higher_incarnation_starts_its_time_again():
     membership = machine("w1", "w2", "w3")
     suspect(membership, "w1", 0.0)
     tick_until(membership, 0.0, 3.0)
@@ -171,7 +170,7 @@ def test_a_suspicion_of_a_higher_incarnation_starts_its_time_again() -> None:
     assert health(membership, "w1") is Health.DEAD
 
 
-def test_the_same_suspicion_heard_again_does_not() -> None:
+def test_the_same_suspicion_heard_again_does_not():
     membership = machine("w1", "w2", "w3")
     suspect(membership, "w1", 0.0)
     for second in range(1, 4):
@@ -182,7 +181,7 @@ def test_the_same_suspicion_heard_again_does_not() -> None:
 
 
 @pytest.mark.parametrize("word", [Health.SUSPECT, Health.DEAD, Health.LEFT])
-def test_what_others_say_of_an_end_makes_this_peer_look_and_no_more(word: Health) -> None:
+def test_what_others_say_of_an_end_makes_this_peer_look_and_no_more(word):
     membership = machine("w1", "w2", "w3")
     assert probes(membership.hear((member("w1", health=word),), "w2", 0.0)) == ["w1"]
     assert not membership.view_changed()
@@ -195,7 +194,7 @@ def test_what_others_say_of_an_end_makes_this_peer_look_and_no_more(word: Health
     assert health(membership, "w1") is Health.ALIVE
 
 
-def test_a_departure_that_others_tell_of_is_one_when_the_peer_is_silent() -> None:
+def test_a_departure_that_others_tell_of_is_one_when_the_peer_is_silent():
     membership = machine("w1", "w2", "w3")
     membership.hear((member("w1", health=Health.LEFT),), "w2", 0.0)
     for _ in asked(membership.probed("w1", 1.0, answered=False)):
@@ -203,7 +202,7 @@ def test_a_departure_that_others_tell_of_is_one_when_the_peer_is_silent() -> Non
     assert health(membership, "w1") is Health.LEFT
 
 
-def test_several_that_say_the_same_shorten_the_time_of_a_suspect() -> None:
+def test_several_that_say_the_same_shorten_the_time_of_a_suspect():
     """Down to what ten peers have; the word of one counts once, however often it comes."""
     others = [f"w{n:02}" for n in range(99)]
     for accusers, time_s in ((1, 2.0), (2, 1.5), (4, 1.0), (9, 1.0)):
@@ -219,7 +218,7 @@ def test_several_that_say_the_same_shorten_the_time_of_a_suspect() -> None:
         assert health(membership, "w00") is Health.DEAD, f"{accusers} accuse"
 
 
-def test_an_answer_to_others_that_took_long_says_nothing_of_the_link() -> None:
+def test_an_answer_to_others_that_took_long_says_nothing_of_the_link():
     """The own link is slow, to whomever it leads."""
     membership = machine("w1", "w2", "w3")
     for begun in range(0, 40, 4):
@@ -245,9 +244,7 @@ MINUTE_S = 60.0
         (["d"] * 8, 8, ()),  # one pause that many fragments meet
     ],
 )
-def test_three_of_eight_rounds_of_a_fragment(
-    rounds: list[str], fragments: int, marked: tuple[str, ...]
-) -> None:
+def test_three_of_eight_rounds_of_a_fragment(rounds, fragments, marked):
     idle = IdlePeers()
     for number, late in enumerate(rounds):
         idle.round_ended(number % fragments, list(late), 0.0)
@@ -267,7 +264,7 @@ def test_three_of_eight_rounds_of_a_fragment(
         ("me d 21, a d 24, b d 27, d c 20, c d 22", ["d"]),  # no excuse: c was late less often
     ],
 )
-def test_who_is_late_by_itself_for_partners(said: str, late: list[str]) -> None:
+def test_who_is_late_by_itself_for_partners(said, late):
     waits, digests = Waits("me"), (Digest(28, 2, 0),)
     waits.on_members({each: member(each, digests=digests) for each in ("me", *"abcd")})
     for who, peer, at in map(str.split, said.split(", ")):
@@ -276,7 +273,7 @@ def test_who_is_late_by_itself_for_partners(said: str, late: list[str]) -> None:
     assert waits.known_late("d") == ("a d" in said)
 
 
-def test_who_was_marked_is_waited_for_once_more_and_stays_out_for_twice_as_long() -> None:
+def test_who_was_marked_is_waited_for_once_more_and_stays_out_for_twice_as_long():
     """And says of itself for longer that it does not keep up."""
     idle, itself = IdlePeers(), IdlePeers("d")
     for each in (idle, itself):

@@ -60,9 +60,7 @@ def busy(io: IOThread, goes_on: threading.Event) -> None:
     io._loop.call_soon_threadsafe(goes_on.wait)
 
 
-def test_an_answer_that_is_late_is_waited_for_and_told_once(
-    io: IOThread, warned: list[str]
-) -> None:
+def test_an_answer_that_is_late_is_waited_for_and_told_once(io, warned):
     """As on a machine that is busy, or after SIGSTOP and SIGCONT."""
     for _ in range(2):
         goes_on = threading.Event()
@@ -75,7 +73,7 @@ def test_an_answer_that_is_late_is_waited_for_and_told_once(
     assert "murmur-io has not answered for " in warned[0]
 
 
-def test_a_thread_that_ends_says_why(io: IOThread) -> None:
+def test_a_thread_that_ends_says_why(io):
     io.ask(lambda: cast(Any, io.node).fail(ValueError("the link is gone")))
     io._thread.join()
     for question in (lambda: io.ask(lambda: 3), lambda: io.do(io.node.listen)):
@@ -83,7 +81,7 @@ def test_a_thread_that_ends_says_why(io: IOThread) -> None:
             question()
 
 
-def test_who_waits_for_a_thread_that_ends_is_told(io: IOThread) -> None:
+def test_who_waits_for_a_thread_that_ends_is_told(io):
     """Of a loop that ends before it has come to the question, or amid the work."""
     goes_on = threading.Event()
     busy(io, goes_on)
@@ -94,15 +92,15 @@ def test_who_waits_for_a_thread_that_ends_is_told(io: IOThread) -> None:
         io.do(forever)
 
 
-def test_work_has_a_limit_where_it_is_given_one(io: IOThread, warned: list[str]) -> None:
+def test_work_has_a_limit_where_it_is_given_one(io, warned):
     with pytest.raises(TimeoutError):
         io.do(forever, 0.1)
     assert warned == []  # work may take its time
 
 
 async def test_what_a_question_raises_is_raised_here_and_a_running_loop_may_ask(
-    io: IOThread,
-) -> None:
+    io,
+):
     with pytest.raises(KeyError):
         io.ask(lambda: {}["x"])
     assert io.ask(lambda: 3) == 3

@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
@@ -40,7 +39,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("where", [0, 1, 2])
-def test_one_of_several_that_answers_is_enough(where: int) -> None:
+def test_one_of_several_that_answers_is_enough(where):
     addresses = free_addresses(3)
     with peer(addresses[where]), Newcomer(addresses) as asks:
         first = asks.ask_run(None)
@@ -48,7 +47,7 @@ def test_one_of_several_that_answers_is_enough(where: int) -> None:
     assert first.peers(addresses) == tuple(addresses)
 
 
-def test_who_comes_later_is_waited_for_and_the_user_told_whom_it_waits_for() -> None:
+def test_who_comes_later_is_waited_for_and_the_user_told_whom_it_waits_for():
     first, second = free_addresses(2)
     told: list[str] = []
     with ExitStack() as later:
@@ -66,9 +65,7 @@ def test_who_comes_later_is_waited_for_and_the_user_told_whom_it_waits_for() -> 
 
 
 @pytest.mark.parametrize("stranger", [False, True])
-def test_who_is_only_remembered_is_believed_to_be_of_that_run_alone(
-    tmp_path: Path, stranger: bool
-) -> None:
+def test_who_is_only_remembered_is_believed_to_be_of_that_run_alone(tmp_path, stranger):
     """Another run has its address by now, or a stranger, who ends nothing."""
     named, other = free_addresses(2)
     identity = Authority.make(tmp_path).new_identity(Role.PEER, "x")
@@ -92,9 +89,7 @@ def lets_in(run: Authority) -> Callable[[bytes], bytes]:
 
 
 @pytest.mark.parametrize("notebook", [False, True])
-def test_all_is_asked_over_one_client_whether_or_not_a_loop_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notebook: bool
-) -> None:
+def test_all_is_asked_over_one_client_whether_or_not_a_loop_runs(tmp_path, monkeypatch, notebook):
     run, made = Authority.make(tmp_path), list[GrpcTransport]()
 
     class Counted(GrpcTransport):
@@ -120,7 +115,7 @@ def test_all_is_asked_over_one_client_whether_or_not_a_loop_runs(
     assert len(made) == 1
 
 
-async def test_who_answers_has_turned_nobody_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_answers_has_turned_nobody_away(monkeypatch):
     away = admission.Untrusted("another authority")
     answer = pb.JoinReply(manifest=RUN.pack()).SerializeToString()
     asks, client = Newcomer(), AsyncMock(side_effect=[away, away, answer, away, away])
@@ -136,7 +131,7 @@ def quiet(line: str) -> None:
     raise AssertionError(line)
 
 
-def test_members_are_remembered_for_the_same_command(tmp_path: Path) -> None:
+def test_members_are_remembered_for_the_same_command(tmp_path):
     Remembered(RUN.run, ("a:1",), ("b:2", "w3@c:3", "d:4")).keep(tmp_path)
     known = Remembered(RUN.run, ("a:1",), ("b:2", "d:4"))  # nobody dials a relayed one at once
     for contacts in (["a:1"], ["x:1", "a:1"], ["b:2"]):
@@ -160,7 +155,7 @@ def test_members_are_remembered_for_the_same_command(tmp_path: Path) -> None:
         *({"run": "x"}, {"run": None}),
     ],
 )
-def test_what_cannot_be_read_is_not_believed(tmp_path: Path, content: Any) -> None:
+def test_what_cannot_be_read_is_not_believed(tmp_path, content):
     if not isinstance(content, bytes):
         kept = {"run": "1", "contacts": ["a:1"], "members": ["b:2"]} | content
         content = json.dumps({key: it for key, it in kept.items() if it is not None}).encode()

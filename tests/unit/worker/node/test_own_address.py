@@ -28,9 +28,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "10.0.0.5:7700", "w0.example:7700"])
-def test_an_address_of_its_own_is_advertised_as_it_is(
-    machine: Callable[..., None], listen: str
-) -> None:
+def test_an_address_of_its_own_is_advertised_as_it_is(machine, listen):
     machine({})
     assert find_host(listen, ["127.0.0.1:7700"]) is None
 
@@ -50,14 +48,14 @@ def test_an_address_of_its_own_is_advertised_as_it_is(
 )  # fmt: skip
 @pytest.mark.parametrize("listen", ["0.0.0.0:7700", "[::]:0"])
 def test_in_the_place_of_a_wildcard_an_address_is_found(
-    machine: Callable[..., None], routes: Mapping[str, str], contacts: list[str], seen_from: str,
-    host: str, origin: str, listen: str,
-) -> None:  # fmt: skip
+    machine, routes, contacts, seen_from,
+    host, origin, listen,
+):  # fmt: skip
     machine(routes)
     assert find_host(listen, contacts, seen_from) == FoundHost(host, origin)
 
 
-def test_behind_nat_neighbours_are_told_where_they_dial_it(machine: Callable[..., None]) -> None:
+def test_behind_nat_neighbours_are_told_where_they_dial_it(machine):
     machine({W1: "10.0.0.5", ELSEWHERE: "10.0.0.5"})
     found = find_host("0.0.0.0:7700", [W1], "203.0.113.9")
     assert found is not None
@@ -87,9 +85,9 @@ def test_behind_nat_neighbours_are_told_where_they_dial_it(machine: Callable[...
     ],
 )
 def test_all_addresses_of_a_machine_are_those_of_ipv6_too(
-    machine: Callable[..., None], listen: str, routes: dict[str, str], interfaces: list[str],
-    seen_from: str, host: str,
-) -> None:  # fmt: skip
+    machine, listen, routes, interfaces,
+    seen_from, host,
+):  # fmt: skip
     machine(routes, interfaces)
     found = find_host(listen, ["a:1"], seen_from)
     assert found is not None
@@ -97,20 +95,18 @@ def test_all_addresses_of_a_machine_are_those_of_ipv6_too(
 
 
 @pytest.mark.parametrize("hosts", [(), (PUBLIC_V6,)], ids=["none", "only IPv6"])
-def test_a_machine_without_an_address_for_0_0_0_0_is_one_line(
-    machine: Callable[..., None], hosts: tuple[str, ...]
-) -> None:
+def test_a_machine_without_an_address_for_0_0_0_0_is_one_line(machine, hosts):
     machine({ELSEWHERE_V6: hosts[0]} if hosts else {}, hosts)
     with pytest.raises(ConfigError, match=r"no address that others could dial; say with "):
         find_host("0.0.0.0:7700", ())
 
 
-def test_loopback_is_not_advertised_to_another_machine(machine: Callable[..., None]) -> None:
+def test_loopback_is_not_advertised_to_another_machine(machine):
     machine({"192.0.2.9:7700": "192.0.2.5"})
     with pytest.raises(ConfigError, match=r"--listen 127.0.0.1:0: .* 192.0.2.9:7700 is another"):
         find_host("127.0.0.1:0", ["127.0.0.1:7700", "192.0.2.9:7700"])
 
 
-def test_the_way_to_loopback_is_loopback() -> None:
+def test_the_way_to_loopback_is_loopback():
     assert source_host("127.0.0.1:7700") == "127.0.0.1"
     assert source_host("[::1]:0") in ("::1", None)  # None: a machine without IPv6

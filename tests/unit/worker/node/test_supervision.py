@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,7 +56,7 @@ class Metadata(BaseHTTPRequestHandler):
         """Says nothing."""
 
 
-def test_a_url_that_says_so_is_a_notice() -> None:
+def test_a_url_that_says_so_is_a_notice():
     asked = "200/terminate 200/TRUE google/TRUE amazon/terminate 200/FALSE 200/none 200/0 200/"
     asked += " 404/x 500/x google/FALSE amazon/"
     with HTTPServer(("127.0.0.1", 0), Metadata) as server, ThreadPoolExecutor(1) as pool:
@@ -71,11 +70,11 @@ def test_a_url_that_says_so_is_a_notice() -> None:
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/", "http://", "http://[", "http://a b/"])
-def test_a_url_that_does_not_answer_is_none(url: str) -> None:
+def test_a_url_that_does_not_answer_is_none(url):
     assert not is_noticed(url)
 
 
-def test_a_notice_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notice_is_told_once(tmp_path, monkeypatch):
     monkeypatch.setattr(supervision, "_POLL_S", 0.001)
     notice, left, told = tmp_path / "notice", threading.Event(), list[str]()
 
@@ -90,7 +89,7 @@ def test_a_notice_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert told == ["murmur-notice"]
 
 
-def test_without_a_notice_nothing_is_told_and_no_thread_stays(tmp_path: Path) -> None:
+def test_without_a_notice_nothing_is_told_and_no_thread_stays(tmp_path):
     told: list[None] = []
     before = threading.active_count()
     for source in (None, str(tmp_path / "never")):
@@ -107,7 +106,7 @@ def service_manager(path: str) -> Iterator[socket.socket]:
         yield listener
 
 
-def test_a_peer_that_does_not_answer_does_not_feed_the_watchdog(tmp_path: Path) -> None:
+def test_a_peer_that_does_not_answer_does_not_feed_the_watchdog(tmp_path):
     path, asked = str(tmp_path / "notify"), threading.Event()
     answers = iter((RuntimeError("closed"), TimeoutError(), RuntimeError("closed")))
 
@@ -124,7 +123,7 @@ def test_a_peer_that_does_not_answer_does_not_feed_the_watchdog(tmp_path: Path) 
     assert next(answers, None) is None
 
 
-def test_an_abstract_socket_will_do_and_another_process_watchdog_is_none_of_ours() -> None:
+def test_an_abstract_socket_will_do_and_another_process_watchdog_is_none_of_ours():
     name = f"@murmuration-test-{os.getpid()}"
     with service_manager(f"\0{name[1:]}") as listener:
         systemd = Systemd({"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"})
@@ -134,12 +133,12 @@ def test_an_abstract_socket_will_do_and_another_process_watchdog_is_none_of_ours
 
 
 @pytest.mark.parametrize("environment", [{}, {"NOTIFY_SOCKET": "/nowhere/at/all"}])
-def test_where_nobody_listens_nothing_happens(environment: dict[str, str]) -> None:
+def test_where_nobody_listens_nothing_happens(environment):
     with Systemd(environment).watched(lambda: None):
         pass
 
 
-def test_few_open_files_are_told_with_the_way_out() -> None:
+def test_few_open_files_are_told_with_the_way_out():
     assert few_open_files(None) is few_open_files(256) is None
     assert re.search(r"at most 48 here.*`ulimit -n 1024`", few_open_files(48) or "")
 
@@ -150,12 +149,12 @@ def limited(limit: int, code: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
-def test_memory_is_what_the_tightest_limit_leaves() -> None:
+def test_memory_is_what_the_tightest_limit_leaves():
     code = "from murmuration.worker.node.supervision import memory_bytes; print(memory_bytes())"
     assert 0 < int(limited(1 << 30, code).stdout) < 1 << 30
 
 
-def test_what_cannot_even_load_torch_is_said_before_it_is_tried() -> None:
+def test_what_cannot_even_load_torch_is_said_before_it_is_tried():
     code = (
         "import sys; sys.argv = ['murmur', 'up']; from murmuration.worker.cli import main; main()"
     )
@@ -165,7 +164,7 @@ def test_what_cannot_even_load_torch_is_said_before_it_is_tried() -> None:
     assert told.stderr.count("\n") == 1
 
 
-def test_sigterm_before_there_is_anything_to_save_ends_with_0() -> None:
+def test_sigterm_before_there_is_anything_to_save_ends_with_0():
     before = signal.getsignal(signal.SIGTERM)
     try:
         end_on_sigterm()
@@ -176,7 +175,7 @@ def test_sigterm_before_there_is_anything_to_save_ends_with_0() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_a_second_signal_ends_a_worker_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_signal_ends_a_worker_at_once(monkeypatch):
     ended: list[int] = []
     monkeypatch.setattr(daemon.os, "_exit", ended.append)
     worker: Any = SimpleNamespace(_interrupted_by=None, _mailbox=Mailbox(), _done=False)
@@ -188,7 +187,7 @@ def test_a_second_signal_ends_a_worker_at_once(monkeypatch: pytest.MonkeyPatch) 
     assert ended == [128 + signal.SIGTERM]
 
 
-def test_a_signal_that_does_not_wake_the_train_thread_is_heard() -> None:
+def test_a_signal_that_does_not_wake_the_train_thread_is_heard():
     """Another thread gets it here, as one that comes just before this thread waits."""
     mailbox, number = Mailbox(), signal.SIGUSR1
     before = signal.signal(number, lambda *_: mailbox.answer(Stop("SIGUSR1")))

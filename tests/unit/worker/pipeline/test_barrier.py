@@ -29,7 +29,7 @@ def tracker_at(iteration: int = 5, **counted: set[int]) -> IterationTracker:
     return tracker
 
 
-def test_a_later_report_tells_that_one_was_lost_but_not_one_from_far_ahead() -> None:
+def test_a_later_report_tells_that_one_was_lost_but_not_one_from_far_ahead():
     """Nobody is that far ahead of a peer that it waits for; card by card it is told to be."""
     tracker = tracker_at(5, a={0})
     tracker.reported(6, A, [])
@@ -39,7 +39,7 @@ def test_a_later_report_tells_that_one_was_lost_but_not_one_from_far_ahead() -> 
     assert tracker.over([origin(step=4999)], 0.0) is None
 
 
-def test_an_origin_about_to_start_is_waited_for_where_it_will_begin() -> None:
+def test_an_origin_about_to_start_is_waited_for_where_it_will_begin():
     for step, waits in ((0, False), (3, False), (4, True)):
         tracker = tracker_at(5)
         tracker.reported(5, A, [])
@@ -47,7 +47,7 @@ def test_an_origin_about_to_start_is_waited_for_where_it_will_begin() -> None:
         assert (over is None) == waits
 
 
-def test_an_origin_that_gossip_has_not_yet_told_to_have_started_is_waited_for() -> None:
+def test_an_origin_that_gossip_has_not_yet_told_to_have_started_is_waited_for():
     """It is heard of in a call, in what is counted, or in a report."""
     for heard, what, mine in [
         (IterationTracker.began, (StageCallKey(5, B, 0),), []),
@@ -63,7 +63,7 @@ def test_an_origin_that_gossip_has_not_yet_told_to_have_started_is_waited_for() 
         assert tracker.over(origins, 0.0) == IterationOver(5), what
 
 
-def test_an_incarnation_that_gossip_never_tells_of_is_waited_for_once() -> None:
+def test_an_incarnation_that_gossip_never_tells_of_is_waited_for_once():
     """Its only word was forged or damaged on the way; the origin itself goes on."""
     tracker = tracker_at(5)
     origins = [origin("a", 4), origin("b", 4)]
@@ -84,7 +84,7 @@ def test_an_incarnation_that_gossip_never_tells_of_is_waited_for_once() -> None:
 
 
 @pytest.mark.parametrize("begun", [0, 5], ids=["before", "after"])
-def test_word_from_far_ahead_holds_nothing_up(begun: int) -> None:
+def test_word_from_far_ahead_holds_nothing_up(begun):
     """Nor does it have this iteration left out, as that of an origin that has gone on."""
     tracker = tracker_at(5) if begun else IterationTracker()
     for incarnation in (A, Incarnation("a", 2**63), Incarnation("b", 2**63)):
@@ -98,14 +98,14 @@ def test_word_from_far_ahead_holds_nothing_up(begun: int) -> None:
     assert tracker.over(origins, 0.0) == IterationOver(5, discard=False)
 
 
-def test_an_origin_that_reports_what_never_came_stops_nobody() -> None:
+def test_an_origin_that_reports_what_never_came_stops_nobody():
     tracker = tracker_at(5, b={0})
     tracker.reported(5, A, [0])
     tracker.reported(5, B, [0, 1])
     assert tracker.over([origin("a"), origin("b")], 0.0) == IterationOver(5, discard=False)
 
 
-def test_an_origin_that_does_not_report_what_it_sent_is_soon_left_out() -> None:
+def test_an_origin_that_does_not_report_what_it_sent_is_soon_left_out():
     tracker, discarded = IterationTracker(), []
     for iteration in range(1, 60):
         tracker.begin(iteration)
@@ -117,7 +117,7 @@ def test_an_origin_that_does_not_report_what_it_sent_is_soon_left_out() -> None:
     assert discarded == [1, 2, 3, 4, 56]
 
 
-def test_what_is_counted_of_an_origin_further_on_is_left_out_after_a_while() -> None:
+def test_what_is_counted_of_an_origin_further_on_is_left_out_after_a_while():
     tracker = tracker_at(5, a={0}, b={1})
     origins = [origin("a", step=5), origin("b", step=6)]
     assert tracker.over(origins, 10.0) is None
@@ -125,7 +125,7 @@ def test_what_is_counted_of_an_origin_further_on_is_left_out_after_a_while() -> 
     assert tracker.over(origins, 12.0) == IterationOver(5, discard=True)  # both in the same time
 
 
-def test_an_origin_that_is_back_tells_itself_what_it_has_lost() -> None:
+def test_an_origin_that_is_back_tells_itself_what_it_has_lost():
     """b had sent microbatches 0 and 1 here, and 2 by way of another; of 1 and 2 it is too late."""
     tracker = tracker_at(5, b={1, 2})
     for microbatch in (0, 1, 1):
@@ -138,7 +138,7 @@ def test_an_origin_that_is_back_tells_itself_what_it_has_lost() -> None:
     assert (tracker.orphaned, tracker.orphans(5)) == (0, {})
 
 
-def test_a_report_that_is_never_confirmed_is_repeated_at_intervals_and_not_for_ever() -> None:
+def test_a_report_that_is_never_confirmed_is_repeated_at_intervals_and_not_for_ever():
     asked: list[float] = []
 
     async def call(*_given: object) -> bytes:

@@ -13,7 +13,7 @@ async def let_others_run() -> None:
         await asyncio.sleep(0)
 
 
-async def test_what_holds_nothing_passes_those_that_wait() -> None:
+async def test_what_holds_nothing_passes_those_that_wait():
     """A loss behind a deferred forward: it frees what the forward waits for."""
     budget = MemoryBudget(10)
     await budget.acquire(10)
@@ -26,7 +26,7 @@ async def test_what_holds_nothing_passes_those_that_wait() -> None:
     await waiting
 
 
-async def test_who_gives_up_waiting_leaves_the_queue_to_others() -> None:
+async def test_who_gives_up_waiting_leaves_the_queue_to_others():
     budget = MemoryBudget(10)
     await budget.acquire(6)
     large, small = (asyncio.create_task(budget.acquire(size)) for size in (9, 4))
@@ -44,7 +44,7 @@ async def test_who_gives_up_waiting_leaves_the_queue_to_others() -> None:
     assert budget.held_bytes == 0
 
 
-async def test_a_caller_that_keeps_what_it_holds_leaves_others_their_share() -> None:
+async def test_a_caller_that_keeps_what_it_holds_leaves_others_their_share():
     budget = MemoryBudget(12)
     greedy = [asyncio.create_task(budget.acquire(2, "greedy")) for _ in range(9)]
     await let_others_run()
@@ -66,7 +66,7 @@ async def test_a_caller_that_keeps_what_it_holds_leaves_others_their_share() -> 
     await asyncio.gather(*greedy, return_exceptions=True)
 
 
-async def test_who_calls_no_more_has_no_share_two_iterations_later() -> None:
+async def test_who_calls_no_more_has_no_share_two_iterations_later():
     budget = MemoryBudget(12)
     await budget.acquire(2, "gone")
     budget.release(2, "gone")
@@ -85,7 +85,7 @@ async def test_who_calls_no_more_has_no_share_two_iterations_later() -> None:
     st.lists(st.tuples(st.integers(1, 12), st.sampled_from("abc")), min_size=1, max_size=20),
     st.integers(1, 6),
 )
-def test_all_calls_of_all_callers_get_in(calls: list[tuple[int, str]], kept: int) -> None:
+def test_all_calls_of_all_callers_get_in(calls, kept):
     """Though mallory holds half of the memory at most, for ever; it may hold none at all if one
     call takes more than that."""
 

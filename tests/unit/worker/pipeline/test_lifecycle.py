@@ -88,12 +88,12 @@ def made_from(there: list[int], monkeypatch: pytest.MonkeyPatch, plan: str = "di
     return SimpleNamespace(**given, lr=lr)
 
 
-def test_neighbours_count_by_the_norms_of_their_gradients() -> None:
+def test_neighbours_count_by_the_norms_of_their_gradients():
     members = [member(0, 9.0), member(1, 1.0), member(3, 3.0), member(2, 7.0), member(4, 5.0)]
     assert neighbour_weights(2, members) == pytest.approx({1: 0.25, 3: 0.75})
 
 
-def test_a_neighbour_with_fewer_layers_lends_its_last_one() -> None:
+def test_a_neighbour_with_fewer_layers_lends_its_last_one():
     problem = StagedProblem(count=3, cut=(1, 3, 2), layers=6)
     task, config = problem.task, problem.config
     values = {name: value.detach() for name, value in task.model().named_parameters()}
@@ -107,8 +107,8 @@ def test_a_neighbour_with_fewer_layers_lends_its_last_one() -> None:
 
 
 def test_made_from_the_neighbours_that_came_and_learns_faster(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     """But for ddp: its replicas take equal steps, and some of them may not have rebuilt it."""
     for weights, value in (({0: 0.25, 2: 0.75}, 2.5), ({0: 1.0}, 1.0), ({2: 1.0}, 3.0)):
         made = made_from([*weights], monkeypatch)
@@ -120,7 +120,7 @@ def test_made_from_the_neighbours_that_came_and_learns_faster(
         assert made_from([0, 2], monkeypatch, plan).lr == pytest.approx(lr)
 
 
-def test_begins_afresh_where_no_neighbour_came(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_begins_afresh_where_no_neighbour_came(monkeypatch):
     made = made_from([], monkeypatch)
     assert made.lr == 1
     assert [event["event"] for event in made.events] == ["warning"]
@@ -170,8 +170,8 @@ def peer(name: str, stage: int, **fields: Any) -> Member:
     ],
 )
 def test_who_is_stopped_while_it_settles_leaves_the_model_to_the_next(
-    stage: int, others: tuple[Member, ...], phase: Phase, tmp_path: Path
-) -> None:
+    stage, others, phase, tmp_path
+):
     """And to nobody, where there is none."""
     ending = Ending(stage, others, tmp_path)
     assert ending.phase is Phase.DONE
@@ -184,8 +184,8 @@ def test_who_is_stopped_while_it_settles_leaves_the_model_to_the_next(
 
 @pytest.mark.parametrize(("phase", "assembles"), [(Phase.DONE, False), (Phase.TRAINING, True)])
 def test_the_next_of_stage_0_assembles_where_the_first_has_left_it_undone(
-    phase: Phase, assembles: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    phase, assembles, tmp_path, monkeypatch
+):
     monkeypatch.setattr(lifecycle.part, "fetch_stages", fetcher([1, 2]))
     ending = Ending(0, (peer("first", 0, health=Health.LEFT, phase=phase),), tmp_path)
     whole = ending.lifecycle.end(ending.trainer)
@@ -194,8 +194,8 @@ def test_the_next_of_stage_0_assembles_where_the_first_has_left_it_undone(
 
 
 def test_who_has_put_the_model_together_is_waited_for_until_its_result_is_here(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     """It stays until the results of the others are there, so nobody may wait for it to leave."""
     io, done = one_thread((peer("me", 1), peer("first", 0))), list[bool]()
 

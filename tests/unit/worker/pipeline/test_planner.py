@@ -76,7 +76,7 @@ def on_plan(peer: Peer, iteration: int) -> bool:
     return [tuple(snapshot.peers.index(hop.peer) for hop in route) for route in routes] == expected
 
 
-def test_the_snapshots_that_are_known_are_bounded() -> None:
+def test_the_snapshots_that_are_known_are_bounded():
     peer, names = Peer([]), []
     for n in range(1, 400):
         peer.members = measured(float(n))
@@ -86,7 +86,7 @@ def test_the_snapshots_that_are_known_are_bounded() -> None:
     assert known == sorted(known)  # the oldest are forgotten
 
 
-async def test_routes_found_before_go_on_until_there_are_new_ones() -> None:
+async def test_routes_found_before_go_on_until_there_are_new_ones():
     peer = Peer(crossed(near="p2", far="p3"))
     peer.planner.routes(1)
     await peer.searches.let_go()
@@ -100,7 +100,7 @@ async def test_routes_found_before_go_on_until_there_are_new_ones() -> None:
     await peer.planner.close()
 
 
-async def test_routes_found_before_end_when_a_peer_has_moved() -> None:
+async def test_routes_found_before_end_when_a_peer_has_moved():
     """The same peers and stages, but p3 has gone from stage 1 to stage 2, and refuses its hops."""
     peer = Peer(measured(0.1))
     peer.planner.routes(1)
@@ -114,8 +114,8 @@ async def test_routes_found_before_end_when_a_peer_has_moved() -> None:
 
 
 async def test_a_search_that_fails_is_told_once_and_drawn_routes_go_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     def broken(*_: object, **__: object) -> None:
         raise ValueError("no such luck")
 
@@ -136,13 +136,13 @@ async def test_a_search_that_fails_is_told_once_and_drawn_routes_go_on(
     await peer.planner.close()
 
 
-async def test_who_does_not_serve_sends_nothing() -> None:
+async def test_who_does_not_serve_sends_nothing():
     members = measured(0.1)
     assert Peer(members, "p9").planner.routes(1) == ([(), ()], planner.snapshot_name(members))
     assert Peer(members_of(1, 2), "p0").planner.routes(1)[0] == [(), ()]
 
 
-def test_rules_can_be_kept_whatever_stages_are_left() -> None:
+def test_rules_can_be_kept_whatever_stages_are_left():
     for count, skip in [(2, 0.0), (2, 0.25), *product((4, 6, 9), (0.0, 0.25, 0.5))]:
         config = StagesConfig(count=count, routing="random", skip=skip)
         whole = config.rules(1)

@@ -15,7 +15,7 @@ TIMES = {"forward_s": 0.02, "backward_s": 0.05, "loss_s": 0.005}
 FULL = Profile(**LINKS, **TIMES, activation_bytes=4096, memory=7)
 
 
-def test_a_profile_comes_back_as_it_was_and_nonsense_is_an_empty_one() -> None:
+def test_a_profile_comes_back_as_it_was_and_nonsense_is_an_empty_one():
     assert Profile.unpack(FULL.pack()) == FULL
     assert Profile.unpack(b"") == Profile()
     for raw in [
@@ -41,7 +41,7 @@ def rates(measurements: StageMeasurements, now_s: float) -> dict[str, float]:
     return dict(news_at(measurements, now_s).rate_bytes_per_s)
 
 
-def test_what_is_sent_before_any_round_trip_tells_no_rate() -> None:
+def test_what_is_sent_before_any_round_trip_tells_no_rate():
     """Most of the second may be the way there and back."""
     measurements = StageMeasurements(1000, FakeClock())
     measurements.sent("b", 1_000_000, 1.0)
@@ -53,7 +53,7 @@ def test_what_is_sent_before_any_round_trip_tells_no_rate() -> None:
     assert rates(measurements, 0.0)["b"] == 1e7
 
 
-def test_of_a_few_rates_the_best_counts_until_it_is_old() -> None:
+def test_of_a_few_rates_the_best_counts_until_it_is_old():
     """A probe that shared the link with others is no news; a link that has become slow is."""
     clock = FakeClock()
     measurements = StageMeasurements(1000, clock)
@@ -67,7 +67,7 @@ def test_of_a_few_rates_the_best_counts_until_it_is_old() -> None:
     assert rates(measurements, 901.0)["b"] == 5e5
 
 
-def test_a_link_that_is_measured_no_more_is_forgotten_and_that_is_news() -> None:
+def test_a_link_that_is_measured_no_more_is_forgotten_and_that_is_news():
     clock = FakeClock()
     measurements = StageMeasurements(1000, clock)
     measurements.on_view({"b": 1, "c": 1})
@@ -84,7 +84,7 @@ def test_a_link_that_is_measured_no_more_is_forgotten_and_that_is_news() -> None
     assert measurements.poll(1300.0) is None
 
 
-def test_who_is_gone_or_has_started_again_is_not_remembered() -> None:
+def test_who_is_gone_or_has_started_again_is_not_remembered():
     measurements = StageMeasurements(1000, FakeClock())
     measurements.on_view({"b": 1, "c": 1, "d": 1})
     for peer in "bcd":
@@ -96,7 +96,7 @@ def test_who_is_gone_or_has_started_again_is_not_remembered() -> None:
     assert measurements.measured_at("c") is None
 
 
-def test_who_is_not_ready_or_suspected_is_not_measured() -> None:
+def test_who_is_not_ready_or_suspected_is_not_measured():
     measured: dict[str, float] = {}
     prober, all_serve = LinkProber("p0", measured.get), members_of(0, 1, 1, 2)
 

@@ -29,7 +29,7 @@ def movers(members: list[Member], *times: float) -> dict[str, StageMove]:
     return found
 
 
-def test_who_does_not_go_in_its_turn_is_passed_over_for_another() -> None:
+def test_who_does_not_go_in_its_turn_is_passed_over_for_another():
     members = [member("0a"), member("0b"), member("1a", Health.DEAD), member("2a"), member("2b")]
     rebalancer = rebalancing.Rebalancer("0b", STAGES)
     assert rebalancer.tick(members, 0.0) is None
@@ -39,7 +39,7 @@ def test_who_does_not_go_in_its_turn_is_passed_over_for_another() -> None:
     assert rebalancer.tick(frozen, 23.0) == StageMove(1, orphaned=True)
 
 
-def test_one_peer_leaves_a_fast_stage_for_a_slow_one() -> None:
+def test_one_peer_leaves_a_fast_stage_for_a_slow_one():
     numbered = [member(peer, visit_s=0.1) for peer in ("2a", "2b", "2c")]
     members = [member("0a"), member("1a", visit_s=0.4), *numbered]
     assert movers(members, 0.0, 19.0) == {}
@@ -55,7 +55,7 @@ def members_at_speed(visit_s: dict[int, float], *stages: int) -> list[Member]:
     return list(map(telling, members_of(*stages), told))
 
 
-def test_a_second_orphaned_stage_gets_another_peer_as_long_as_one_can_be_spared() -> None:
+def test_a_second_orphaned_stage_gets_another_peer_as_long_as_one_can_be_spared():
     members = members_of(0, 3, 3, 3)
     assert rebalancing.movers_to([1, 2], members) == {1: "p3", 2: "p2"}
     assert rebalancing.movers_to([1, 2], members[:3]) == {1: "p2"}
@@ -77,13 +77,11 @@ def test_a_second_orphaned_stage_gets_another_peer_as_long_as_one_can_be_spared(
         ),
     ],
 )
-def test_a_peer_moves_for_a_real_gain_and_never_orphans_a_stage(
-    visit_s: dict[int, float], stages: tuple[int, ...], moves: tuple[str, int] | None
-) -> None:
+def test_a_peer_moves_for_a_real_gain_and_never_orphans_a_stage(visit_s, stages, moves):
     assert rebalancing.mover_to_slowest(members_at_speed(visit_s, *stages), 3) == moves
 
 
-def test_what_is_no_member_of_a_stage_is_passed_over() -> None:
+def test_what_is_no_member_of_a_stage_is_passed_over():
     known = {"health": "alive", "visits_per_s": None}
     odd = [*({"stage": stage, **known} for stage in (0, None, "1", 7, -1)), "x", {"stage": 1}]
     assert rebalancing.slowest_stage(odd, StagesConfig(count=2)) == 1

@@ -125,7 +125,7 @@ class Peer:
         return self.tracker.over(PLACED[:1], 0.0)
 
 
-def test_the_origin_is_asked_and_not_who_has_passed_its_call_on() -> None:
+def test_the_origin_is_asked_and_not_who_has_passed_its_call_on():
     """p2 only forwards the name; once for each origin and iteration."""
     peer, others = Peer("p3"), snapshot_name(measured(0.3))
     for origin in ("p0", "p0", "p1"):
@@ -136,7 +136,7 @@ def test_the_origin_is_asked_and_not_who_has_passed_its_call_on() -> None:
     assert peer.gossiped == (["p0", "p1", "p0"], 3)
 
 
-def test_figures_that_change_while_an_iteration_runs_are_no_disagreement() -> None:
+def test_figures_that_change_while_an_iteration_runs_are_no_disagreement():
     peer, before = Peer("p3"), snapshot_name(measured(0.1))
     peer.refuses("p0", "p2", before)
     peer.members = measured(0.3)
@@ -147,7 +147,7 @@ def test_figures_that_change_while_an_iteration_runs_are_no_disagreement() -> No
     assert peer.gossiped == (["p0"], 1)
 
 
-async def test_a_microbatch_that_has_not_arrived_has_not_begun_here() -> None:
+async def test_a_microbatch_that_has_not_arrived_has_not_begun_here():
     """Its origin sends it to another replica, and is lost: it is that one's to tell."""
     peer = Peer()
     assert await peer.called(0, whole=False) == "elsewhere"
@@ -158,7 +158,7 @@ async def test_a_microbatch_that_has_not_arrived_has_not_begun_here() -> None:
     assert peer.tracker.orphans(ITERATION)[ORIGIN] == ({1}, {1})
 
 
-async def test_a_call_from_far_ahead_is_not_waited_with() -> None:
+async def test_a_call_from_far_ahead_is_not_waited_with():
     """Another replica may be there. A little later this one will be."""
     peer = Peer()
     assert await peer.called(iteration=5000) == "elsewhere"
@@ -170,7 +170,7 @@ async def test_a_call_from_far_ahead_is_not_waited_with() -> None:
     assert await soon == "gradient"
 
 
-async def test_a_backward_that_fails_leaves_what_was_counted_before() -> None:
+async def test_a_backward_that_fails_leaves_what_was_counted_before():
     for before in [(), (0, 1)]:
         peer = Peer(memory_bytes=len(VALUES))  # one answer is kept
         for microbatch in before:
@@ -186,7 +186,7 @@ def report(**other: Any) -> bytes:
     return pb.FinishedRequest(**usual | other).SerializeToString()
 
 
-async def test_no_member_fills_a_table_of_a_stage() -> None:
+async def test_no_member_fills_a_table_of_a_stage():
     peer = Peer()
     for epoch in range(20):
         await peer.server.finished(report(epoch=epoch, counted=[]))
@@ -198,7 +198,7 @@ async def test_no_member_fills_a_table_of_a_stage() -> None:
         await peer.server.finished(report(counted=[2]))
 
 
-def test_an_answer_waits_for_the_end_of_the_iteration() -> None:
+def test_an_answer_waits_for_the_end_of_the_iteration():
     async def scenario() -> None:
         peer, loop = Peer(), asyncio.get_running_loop()
 
@@ -274,7 +274,7 @@ ASKED = {
 
 
 @pytest.mark.parametrize("calls", ASKED.values(), ids=ASKED)
-def test_who_is_asked(calls: Sequence[tuple[int, str, list[str], dict[str, Any]]]) -> None:
+def test_who_is_asked(calls):
     asked, told, delays = list[str](), list[dict[str, Any]](), dict[str, Any]()
 
     def opened(peer: str, *_: object) -> Stream:

@@ -64,7 +64,7 @@ def hidden(seed: int = 0) -> Tensor:
     return torch.randn((BATCH, CONTEXT, HIDDEN), generator=torch.Generator().manual_seed(seed))
 
 
-def test_jobs_of_a_later_iteration_wait_and_of_an_earlier_one_are_refused() -> None:
+def test_jobs_of_a_later_iteration_wait_and_of_an_earlier_one_are_refused():
     stage = Stage(1)
     later = stage.ask(JobKind.FORWARD, 0, hidden(), iteration=2)
     assert stage.done() == []
@@ -75,7 +75,7 @@ def test_jobs_of_a_later_iteration_wait_and_of_an_earlier_one_are_refused() -> N
     assert (problems[later], problems[old]) == ("", "the iteration is over")
 
 
-def test_an_iteration_without_visits_moves_no_parameter() -> None:
+def test_an_iteration_without_visits_moves_no_parameter():
     """Adam would go on by its momentum."""
     stage = Stage(1)
     stage.ask(JobKind.BACKWARD, 0, hidden(), hidden(1))
@@ -87,7 +87,7 @@ def test_an_iteration_without_visits_moves_no_parameter() -> None:
     assert all(torch.equal(before[n], v) for n, v in stage.replica.parameters.items())
 
 
-def test_what_comes_back_without_a_loss_is_refused() -> None:
+def test_what_comes_back_without_a_loss_is_refused():
     stage = Stage(0)
     stage.ask(JobKind.LEAVE, 0, None, hidden())
     stage.done()
@@ -96,7 +96,7 @@ def test_what_comes_back_without_a_loss_is_refused() -> None:
     assert stage.replica.visits == 0
 
 
-def test_gradients_are_summed_in_place() -> None:
+def test_gradients_are_summed_in_place():
     """No second copy of them, however many visits there are."""
     stage = Stage(1)
     named = dict(stage.module.named_parameters())
@@ -112,7 +112,7 @@ def test_gradients_are_summed_in_place() -> None:
     assert not any(bool(parameter.grad.any()) for parameter in named.values())
 
 
-def test_a_backward_that_fails_half_way_costs_the_iteration() -> None:
+def test_a_backward_that_fails_half_way_costs_the_iteration():
     """Part of its gradient is in the sum, and nobody can take it out again."""
     stage = Stage(1)
 
@@ -194,7 +194,7 @@ def forward(number: int, iteration: int) -> StageJob:
     return StageJob(number, iteration, JobKind.FORWARD, 0, (BATCH, CONTEXT, HIDDEN), values)
 
 
-def test_an_iteration_lasts_until_word_comes_that_it_is_over() -> None:
+def test_an_iteration_lasts_until_word_comes_that_it_is_over():
     training = Training()
     assert training.serve(forward(1, iteration=2), IterationOver(1)) == 2.0
     assert training.answered == []
@@ -204,7 +204,7 @@ def test_an_iteration_lasts_until_word_comes_that_it_is_over() -> None:
     assert training.answered == [1, 2]
 
 
-def test_another_peers_state_ends_it_and_back_in_the_schedule_nothing_is_waited_for() -> None:
+def test_another_peers_state_ends_it_and_back_in_the_schedule_nothing_is_waited_for():
     """The visits of these iterations are in the parameters that were taken over."""
     training = Training()
     training.serve(SkipAhead(5))

@@ -7,7 +7,7 @@ from murmuration.worker.errors import ConfigError
 from murmuration.worker.pipeline.stages_config import StagesConfig
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_what_cannot_be_is_refused():
     for settings, reason in [
         ({"count": 0}, "count is 0"),
         ({"count": 3, "layers": (3, 2)}, r"layers is \[3, 2\], of 2 stages, but count is 3"),
@@ -30,12 +30,12 @@ def test_what_cannot_be_is_refused() -> None:
             StagesConfig(**settings)
 
 
-def test_every_so_many_iterations_no_stage_is_skipped() -> None:
+def test_every_so_many_iterations_no_stage_is_skipped():
     config = StagesConfig(count=4, routing="skip", skip=0.25, full_every=3)
     assert [config.rules(i).visited for i in range(1, 8)] == [3, 3, 4, 3, 3, 4, 3]
 
 
-def test_layers_are_a_list_in_toml() -> None:
+def test_layers_are_a_list_in_toml():
     config = load_config(None, ["stages.count=3", "stages.layers=[3, 1, 2]"])
     assert config.stages == StagesConfig(count=3, layers=(3, 1, 2))
     assert parse_config(to_document(config), "there") == config

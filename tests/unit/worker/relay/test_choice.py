@@ -36,18 +36,18 @@ def begun(*rtts_s: float) -> RelayChoice:
     return choice
 
 
-def test_nothing_is_done_as_long_as_others_dial_this_peer() -> None:
+def test_nothing_is_done_as_long_as_others_dial_this_peer():
     choice = RelayChoice()
     assert choice.seen(*seen(0.01, 0.02), 0.0) == []
     assert choice.tick(1000.0) == []
 
 
-def test_one_that_died_is_released_though_its_stream_seems_to_live() -> None:
+def test_one_that_died_is_released_though_its_stream_seems_to_live():
     actions = begun(0.01, 0.02).seen(*seen(0.01, 0.02, gone=["a0"]), 1.0)
     assert actions == [Release("a0"), Advertise(("a1",))]
 
 
-def test_one_that_fails_is_asked_again_after_a_pause_that_doubles() -> None:
+def test_one_that_fails_is_asked_again_after_a_pause_that_doubles():
     choice, asked_at, now, held = begun(0.01), list[float](), 1.0, True
     while len(asked_at) < 5:
         if held:
@@ -60,7 +60,7 @@ def test_one_that_fails_is_asked_again_after_a_pause_that_doubles() -> None:
     assert pauses[-1] >= 8 * RETRY_S
 
 
-def test_one_that_leads_nowhere_several_times_in_a_row_is_replaced_and_left_alone() -> None:
+def test_one_that_leads_nowhere_several_times_in_a_row_is_replaced_and_left_alone():
     choice = begun(0.01, 0.02, 0.03)
     now = 0.0
 
@@ -82,7 +82,7 @@ def test_one_that_leads_nowhere_several_times_in_a_row_is_replaced_and_left_alon
     assert choice.tried("a0", now, leads_here=False) == []  # it is none any more
 
 
-def test_a_relay_has_no_right_to_the_name_and_address_of_another() -> None:
+def test_a_relay_has_no_right_to_the_name_and_address_of_another():
     choice = begun(0.01, 0.02, 0.03)  # p0 and p1 are relays, p2 may be one
     assert not choice.is_of_another("a2", "a2", "p2")
     assert not choice.is_of_another("b2", "a2", "p2"), "it has another address by now"

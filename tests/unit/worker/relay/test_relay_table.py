@@ -12,7 +12,7 @@ def table(**limits: float) -> RelayTable:
     return made
 
 
-def test_it_joins_a_dial_with_the_peer_that_has_reserved_and_no_other() -> None:
+def test_it_joins_a_dial_with_the_peer_that_has_reserved_and_no_other():
     relay = table()
     number = relay.dial("x", "r", known=True)
     for wrong, by in ((number, "x"), (number + 1, "r")):
@@ -26,7 +26,7 @@ def test_it_joins_a_dial_with_the_peer_that_has_reserved_and_no_other() -> None:
     assert relay.tunnels == 0
 
 
-def test_it_leads_nowhere_but_to_peers_that_have_a_place_and_these_are_limited() -> None:
+def test_it_leads_nowhere_but_to_peers_that_have_a_place_and_these_are_limited():
     relay = table(places=2)
     with pytest.raises(Refused, match="not reached through it"):
         relay.dial("x", "192.0.2.1:22", known=True)
@@ -46,7 +46,7 @@ def test_it_leads_nowhere_but_to_peers_that_have_a_place_and_these_are_limited()
         RelayTable(0).reserve("r", 0.0, relayed=False)
 
 
-def test_dials_that_nobody_accepts_are_limited() -> None:
+def test_dials_that_nobody_accepts_are_limited():
     relay = table()
     numbers = [relay.dial(f"x{n % 4}", "r", known=True) for n in range(16)]
     for sender in ("x0", "y"):
@@ -59,7 +59,7 @@ def test_dials_that_nobody_accepts_are_limited() -> None:
         relay.dial("x3", "r", known=True)
 
 
-def test_bytes_are_counted_for_the_peer_and_wait_for_the_rate() -> None:
+def test_bytes_are_counted_for_the_peer_and_wait_for_the_rate():
     relay = table(rate_mbps=8.0)  # a megabyte a second
     number = relay.dial("x", "r", known=True)
     relay.accept(number, "r")
@@ -69,7 +69,7 @@ def test_bytes_are_counted_for_the_peer_and_wait_for_the_rate() -> None:
     assert relay.carried_bytes == {"r": 1_250_000}
 
 
-def test_one_that_sends_by_many_tunnels_has_one_share() -> None:
+def test_one_that_sends_by_many_tunnels_has_one_share():
     relay = table(rate_mbps=8.0)
     honest = relay.dial("honest", "r", known=True)
     tunnels = [relay.dial(f"x{n % 4}", "r", known=True) for n in range(15)]
@@ -83,7 +83,7 @@ def test_one_that_sends_by_many_tunnels_has_one_share() -> None:
     assert 0.45 <= sent / 20 / 1e6 <= 0.6
 
 
-def test_a_peer_that_does_not_become_a_member_loses_its_place() -> None:
+def test_a_peer_that_does_not_become_a_member_loses_its_place():
     relay = table()
     assert relay.strangers(9.0, set()) == []  # it may still join
     assert relay.strangers(11.0, {"r"}) == []

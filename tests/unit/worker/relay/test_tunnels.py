@@ -114,7 +114,7 @@ async def heard_back(by: Party, address: str, peer: str, said: bytes) -> None:
     assert await stream.receive() is None
 
 
-async def test_a_relay_sees_nothing_of_what_it_carries(tmp_path: Path) -> None:
+async def test_a_relay_sees_nothing_of_what_it_carries(tmp_path):
     run, passed = Authority.make(tmp_path), bytearray()
     async with parties(run, "x", "relay", "r") as (x, relay, r):
         dial = relay.service.dial
@@ -142,7 +142,7 @@ async def test_a_relay_sees_nothing_of_what_it_carries(tmp_path: Path) -> None:
         assert SECRET not in passed
 
 
-async def test_a_relay_cannot_answer_in_the_place_of_the_peer(tmp_path: Path) -> None:
+async def test_a_relay_cannot_answer_in_the_place_of_the_peer(tmp_path):
     """It leads the dial to itself: its certificate has another name."""
     async with parties(Authority.make(tmp_path), "x", "relay", "r") as (x, relay, r):
         r.address = relay.address
@@ -152,8 +152,8 @@ async def test_a_relay_cannot_answer_in_the_place_of_the_peer(tmp_path: Path) ->
 
 
 async def test_a_peer_that_is_itself_the_relay_reaches_the_relayed_one(
-    run: Authority | None,
-) -> None:
+    run,
+):
     """At an address that it could not dial itself, as behind a router that forwards a port."""
     async with parties(run, "relay", "r") as (relay, r):
         relay.members = (relay.me,)
@@ -163,7 +163,7 @@ async def test_a_peer_that_is_itself_the_relay_reaches_the_relayed_one(
         await heard_back(relay, relayed_address("r", [elsewhere]), "r", SECRET)
 
 
-async def test_neighbours_dial_a_relayed_peer_directly(tmp_path: Path) -> None:
+async def test_neighbours_dial_a_relayed_peer_directly(tmp_path):
     async with parties(Authority.make(tmp_path), "x", "relay", "r") as (x, relay, r):
         await heard_back(x, relayed_address("r", ["127.0.0.1:1"], r.address), "r", SECRET)
         await r.reserve(relay)
@@ -172,7 +172,7 @@ async def test_neighbours_dial_a_relayed_peer_directly(tmp_path: Path) -> None:
             await heard_back(x, address, "r", SECRET)
 
 
-async def test_nobody_else_is_reached_through_a_relay(run: Authority | None) -> None:
+async def test_nobody_else_is_reached_through_a_relay(run):
     async with parties(run, "x", "relay", "r") as (x, relay, r):
         relay.members = (relay.me, x.me)
         with pytest.raises(Unreachable):
@@ -188,8 +188,8 @@ async def test_nobody_else_is_reached_through_a_relay(run: Authority | None) -> 
 
 
 async def test_a_tunnel_in_use_is_not_the_one_that_gives_way(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     """Whatever others say where they are reached."""
     monkeypatch.setattr("murmuration.worker.relay.tunnels._MOST_PORTS", 4)
     tunnels = Party("a", None).tunnels
@@ -211,9 +211,7 @@ async def _drops(stream: Stream) -> None:
         pass
 
 
-async def test_another_relay_is_taken_where_one_drops_what_it_is_given(
-    run: Authority | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_another_relay_is_taken_where_one_drops_what_it_is_given(run, monkeypatch):
     monkeypatch.setattr("murmuration.worker.relay.tunnels._FIRST_S", 0.2)
     async with parties(run, "x", "p", "q", "r") as (x, p, q, r):
         p.server.streams["Relay/Dial"] = _drops
@@ -232,9 +230,7 @@ async def test_another_relay_is_taken_where_one_drops_what_it_is_given(
     [(2.0, 11.0, True), (2.0, 9.0, False), (0.0, 11.0, False)],
     ids=["silence", "a short one", "an acknowledgement"],
 )
-async def test_a_relay_whose_tunnel_ends_after_long_silence_comes_last(
-    later_s: float, silent_s: float, fails: bool
-) -> None:
+async def test_a_relay_whose_tunnel_ends_after_long_silence_comes_last(later_s, silent_s, fails):
     """It drops all but the first word."""
     now, answers, asked = [100.0], asyncio.Queue[bytes | None](), asyncio.Event()
     answers.put_nowait(message(payload=b"first"))
@@ -275,8 +271,8 @@ class LoneNode:
 
 
 async def test_a_relay_that_opens_tunnels_without_end_gets_a_few_and_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr("murmuration.worker.relay.relayed._MOST_TUNNELS", 3)
     opened = set[int]()
 

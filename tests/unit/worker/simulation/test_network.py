@@ -37,7 +37,7 @@ class World:
 
 
 @given(st.lists(st.floats(1, 1e6), min_size=1, max_size=12))
-def test_loads_that_begin_together_end_as_equal_shares_say(sizes: list[float]) -> None:
+def test_loads_that_begin_together_end_as_equal_shares_say(sizes):
     clock, rate = VirtualLoop(), 1000.0
     pipe, ends = Pipe(clock, rate), dict[int, float]()
     for number, size in enumerate(sizes):
@@ -48,7 +48,7 @@ def test_loads_that_begin_together_end_as_equal_shares_say(sizes: list[float]) -
         assert ends[number] == pytest.approx(sum(min(size, other) for other in sizes) / rate)
 
 
-def test_bytes_take_their_time_on_the_link_once_and_the_delay_once() -> None:
+def test_bytes_take_their_time_on_the_link_once_and_the_delay_once():
     world = World()
     world.send(0, 1, "here")
     world.run()
@@ -56,7 +56,7 @@ def test_bytes_take_their_time_on_the_link_once_and_the_delay_once() -> None:
     assert world.network.sent_bytes == 1_000_000
 
 
-def test_two_senders_share_the_link_of_one_receiver() -> None:
+def test_two_senders_share_the_link_of_one_receiver():
     world = World()
     for caller, callee, name in ((0, 2, "a"), (1, 2, "b"), (3, 1, "c")):
         world.send(caller, callee, name)
@@ -64,7 +64,7 @@ def test_two_senders_share_the_link_of_one_receiver() -> None:
     assert sorted(world.seen) == [(1.25, "c"), (2.25, "a"), (2.25, "b")]
 
 
-def test_loss_breaks_streams_as_often_as_both_links_together_say() -> None:
+def test_loss_breaks_streams_as_often_as_both_links_together_say():
     world = World(loss=3.0)
     streams = [world.network.open(0, 1) for _ in range(2000)]
     world.run()

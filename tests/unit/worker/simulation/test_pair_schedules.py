@@ -25,7 +25,7 @@ FIRST = 326  # two generals meet in some of the schedules that follow
 
 
 @pytest.mark.parametrize("shuffled", [False, True], ids=["plain", "shuffled"])
-def test_nothing_is_violated_whatever_happens(shuffled: bool) -> None:
+def test_nothing_is_violated_whatever_happens(shuffled):
     """And somebody is left behind in a few of them, or the faults would be too tame."""
     causes, ends, calm = Counter[str](), Counter[str](), 0
     for seed in range(FIRST, FIRST + SCHEDULES):
@@ -39,7 +39,7 @@ def test_nothing_is_violated_whatever_happens(shuffled: bool) -> None:
     assert min(ends["applied"], ends["failed"], ends["alone"], calm) > SCHEDULES / 5
 
 
-def test_without_faults_everything_is_applied() -> None:
+def test_without_faults_everything_is_applied():
     for seed in range(8):
         world = PairWorld(random_world(seed).swarm.scenario, ()).play()
         assert violations(world) == []
@@ -87,7 +87,7 @@ class Impatient(PairRound):
         ("torn", Impatient, 32),
     ],
 )
-def test_a_spoiled_machine_is_caught(check: str, kind: type[PairRound], seed: int) -> None:
+def test_a_spoiled_machine_is_caught(check, kind, seed):
     """By the first schedule that shows it."""
     spoiled = type("", (Spoiled,), {"round_kind": kind})
     found = violations(random_world(seed, spoiled).play())

@@ -16,7 +16,7 @@ def at_ends(steps: int) -> list[torch.Tensor]:
     return [descended(torch.zeros(VALUES), steps, each) for each in draws]
 
 
-def test_replicas_come_near_the_optimum_and_each_has_noise_of_its_own() -> None:
+def test_replicas_come_near_the_optimum_and_each_has_noise_of_its_own():
     assert distance_to_optimum(at_ends(0)) == 1
     ends = at_ends(2000)
     assert distance_to_optimum(ends) < 0.05
@@ -28,7 +28,7 @@ def mean(**changes: object) -> Scenario:
 
 
 @pytest.mark.parametrize("peers", [2, 5])
-def test_a_sync_takes_what_all_shards_take_on_the_link_and_two_delays(peers: int) -> None:
+def test_a_sync_takes_what_all_shards_take_on_the_link_and_two_delays(peers):
     found = simulate(mean(peers=peers))
     payload_s = 2 * (peers - 1) / peers * 1.6
     assert found.sync_median_s == pytest.approx(payload_s + 0.1, rel=1e-3)
@@ -37,7 +37,7 @@ def test_a_sync_takes_what_all_shards_take_on_the_link_and_two_delays(peers: int
     assert (found.rounds, found.rounds_failed) == (5 * peers, 0)
 
 
-def test_after_a_partition_all_have_one_anchor_again() -> None:
+def test_after_a_partition_all_have_one_anchor_again():
     found = simulate(mean(peers=4, rounds=6, partition=(10.0, 30.0)))
     assert found.spread == 0
     assert found.unfinished == 0
@@ -61,7 +61,7 @@ def test_after_a_partition_all_have_one_anchor_again() -> None:
         ({"link": Link(rate_mbps=1.0), "latency_spread": 1.0}, "needs a link with a delay"),
     ],
 )
-def test_what_makes_no_sense_is_refused(changes: dict[str, object], reason: str) -> None:
+def test_what_makes_no_sense_is_refused(changes, reason):
     with pytest.raises(ValueError, match=reason):
         Scenario(**changes)
 
@@ -75,7 +75,7 @@ def calm(**changes: object) -> Scenario:
 
 
 @pytest.mark.parametrize("peers", [2, 8])
-def test_a_sync_takes_the_payload_and_two_delays_however_many_peers_there_are(peers: int) -> None:
+def test_a_sync_takes_the_payload_and_two_delays_however_many_peers_there_are(peers):
     found = simulate(calm(peers=peers))
     assert found.sync_median_s == pytest.approx(1.7)
     assert found.sync_p99_s == pytest.approx(1.7)
@@ -88,7 +88,7 @@ def test_a_sync_takes_the_payload_and_two_delays_however_many_peers_there_are(pe
     assert (found.rounds, found.rounds_failed, found.unfinished) == (6 * peers, 0, 0)
 
 
-def test_a_partner_that_has_not_begun_yet_hears_that_the_round_is_given_up() -> None:
+def test_a_partner_that_has_not_begun_yet_hears_that_the_round_is_given_up():
     found = simulate(calm(peers=2, rounds=1, slow_factor=5.0, slow_share=0.5))
     assert found.reasons == {
         "a peer has not come to the round in time": 1,

@@ -11,7 +11,7 @@ from murmuration.worker.status.locator import OwnFigures, from_document, to_docu
 from tests.support.fake_clock import FakeClock
 
 
-def test_a_round_from_its_start_to_the_step_after_it() -> None:
+def test_a_round_from_its_start_to_the_step_after_it():
     clock = FakeClock()
     rounds, clock.now_s = RoundLog(clock), 100.0
     rounds.began(0, 3)
@@ -34,7 +34,7 @@ def test_a_round_from_its_start_to_the_step_after_it() -> None:
     assert (rounds.done, rounds.exchange_s) == (1, 2.0)
 
 
-def test_one_round_of_a_fragment_is_on_its_way_and_the_latest_are_kept() -> None:
+def test_one_round_of_a_fragment_is_on_its_way_and_the_latest_are_kept():
     rounds = RoundLog(FakeClock())
     for number in range(200):
         rounds.began(0, number)
@@ -46,7 +46,7 @@ def test_one_round_of_a_fragment_is_on_its_way_and_the_latest_are_kept() -> None
     assert rounds.done == 200
 
 
-def test_medians_of_the_last_rounds() -> None:
+def test_medians_of_the_last_rounds():
     """Of rounds of 4 s, for half a second of which a megabit of w1's came in."""
     clock = FakeClock()
     arrivals = Arrivals(clock)
@@ -79,7 +79,7 @@ KEYS = st.sampled_from(["rounds", "round_s", "step_s", "steps", "saves", "save_s
 
 @settings(max_examples=25)
 @given(st.dictionaries(KEYS, anything))
-def test_whatever_another_peer_says_can_be_read(document: dict[str, object]) -> None:
+def test_whatever_another_peer_says_can_be_read(document):
     found = from_document("w9", document)
     assert found.peer == "w9"
     assert to_document(found)["rounds"] == found.rounds

@@ -24,7 +24,7 @@ def samples(families: Iterator[Metric]) -> dict[tuple[str, ...], float]:
     return found
 
 
-def test_every_number_of_the_status_is_a_metric() -> None:
+def test_every_number_of_the_status_is_a_metric():
     found = samples(metrics_of(STATUS))
     numbers = {
         ("step",): 120, ("steps",): 2000, ("validation_loss",): 2.25, ("learning_rate",): 0.003,
@@ -46,13 +46,13 @@ def test_every_number_of_the_status_is_a_metric() -> None:
     assert info[1:3] == ("00000000000000aa", "noloco")
 
 
-def test_what_is_not_known_is_left_out() -> None:
+def test_what_is_not_known_is_left_out():
     whole = {key: value for key, value in STATUS.items() if key != "microbatches"}
     names = {key[0] for key in samples(metrics_of(whole))}
     assert names.isdisjoint({"loss", "samples_total", "samples_per_second", "microbatches_total"})
 
 
-def test_a_peer_that_is_ending_has_no_figures() -> None:
+def test_a_peer_that_is_ending_has_no_figures():
     def status() -> dict[str, Any]:
         raise RuntimeError("Event loop is closed")
 
@@ -61,7 +61,7 @@ def test_a_peer_that_is_ending_has_no_figures() -> None:
     assert list(registry.collect()) == []
 
 
-def test_a_port_that_is_taken_is_told_and_a_closed_server_frees_its_own() -> None:
+def test_a_port_that_is_taken_is_told_and_a_closed_server_frees_its_own():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match=rf"^cannot listen on 127.0.0.1:{port}: .*--metrics HOST"):
@@ -75,7 +75,7 @@ def test_a_port_that_is_taken_is_told_and_a_closed_server_frees_its_own() -> Non
     ("host", "status"),
     [("localhost:9", 200), ("127.0.0.1", 200), ("[::1]:9", 200), ("somebody.example", 400)],
 )
-def test_it_is_served_under_names_of_this_machine(host: str, status: int) -> None:
+def test_it_is_served_under_names_of_this_machine(host, status):
     server = metrics_server("127.0.0.1:0", lambda: STATUS)
     connection = HTTPConnection(*split_address(server.url[7:-1]), timeout=20)
     connection.request("GET", "/metrics", headers={"Host": host})

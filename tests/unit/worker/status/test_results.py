@@ -61,7 +61,7 @@ class Peers:
         return {each["peer"]: each["result"] for each in peers}
 
 
-def test_nobody_waits_for_a_peer_that_it_cannot_reach() -> None:
+def test_nobody_waits_for_a_peer_that_it_cannot_reach():
     peers = Peers("a", "b", "c")
     peers.members[0] = replace(peers.members[0], unreachable=("c",))
     for name in "ab":
@@ -72,7 +72,7 @@ def test_nobody_waits_for_a_peer_that_it_cannot_reach() -> None:
     assert set(filter(peers.results_at("c").get, "abc")) == {"b"}
 
 
-def test_only_those_that_are_done_are_waited_for_and_the_dead_are_named() -> None:
+def test_only_those_that_are_done_are_waited_for_and_the_dead_are_named():
     peers = Peers("a", "b", "c", "d")
     dead, left = (member(n, health=h) for n, h in (("c", Health.DEAD), ("d", Health.LEFT)))
     peers.members[1:] = [member("b", Phase.TRAINING), dead, left]
@@ -90,7 +90,7 @@ def test_only_those_that_are_done_are_waited_for_and_the_dead_are_named() -> Non
     assert {each["step"] for each in found} == {90}
 
 
-def test_a_peer_that_does_not_answer_is_asked_three_times() -> None:
+def test_a_peer_that_does_not_answer_is_asked_three_times():
     peers = Peers("a", "b")
     peers.deaf.add("b")
     peers.results["a"].share({"step": 1})
@@ -100,7 +100,7 @@ def test_a_peer_that_does_not_answer_is_asked_three_times() -> None:
     assert not peers.results["a"].is_complete()
 
 
-def test_long_results_are_cut_to_what_a_call_takes() -> None:
+def test_long_results_are_cut_to_what_a_call_takes():
     peers = Peers("a", "b")
     curve = [(step, step * 0.37) for step in range(100_000)]
     noise = "".join(chr(33 + step * 7919 % 90) for step in range(200_000))
@@ -116,7 +116,7 @@ def test_long_results_are_cut_to_what_a_call_takes() -> None:
 @pytest.mark.parametrize(
     ("run", "document"), [(8, pack({})), (RUN, b"damaged"), (RUN, bytes(70_000))]
 )
-async def test_what_is_no_result_is_refused(run: int, document: bytes) -> None:
+async def test_what_is_no_result_is_refused(run, document):
     peers = Peers("a", "b")
     asked = pb.ResultRequest(run=run, sender="b", document=document)
     with pytest.raises(wire.WireError):
@@ -124,7 +124,7 @@ async def test_what_is_no_result_is_refused(run: int, document: bytes) -> None:
     assert peers.results_at("a")["b"] is None
 
 
-async def test_nobody_gives_a_result_in_anothers_place_and_an_empty_one_says_nothing() -> None:
+async def test_nobody_gives_a_result_in_anothers_place_and_an_empty_one_says_nothing():
     peers = Peers("a", "b")
     peers.results["a"].share({"step": 3})
     own = pb.ResultRequest(run=RUN, sender="a", document=pack({"step": 99})).SerializeToString()

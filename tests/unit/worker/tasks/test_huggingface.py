@@ -35,7 +35,7 @@ def values(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def test_what_is_drawn_depends_on_the_seed_alone(text: str) -> None:
+def test_what_is_drawn_depends_on_the_seed_alone(text):
     for lora in (None, LORA):
         task = task_of(text, lora=lora)
         torch.manual_seed(1)
@@ -48,7 +48,7 @@ def test_what_is_drawn_depends_on_the_seed_alone(text: str) -> None:
     assert all("lora_" in name for name in named)
 
 
-def test_a_batch_is_windows_of_the_text_and_the_loss_can_be_learned(text: str) -> None:
+def test_a_batch_is_windows_of_the_text_and_the_loss_can_be_learned(text):
     task = task_of(text)
     assert task.loss_unit == "nats per byte"
     batch = next_batch(task.batches("train", Cursor(seed=3, stream="a")), "train")
@@ -70,7 +70,7 @@ def test_a_batch_is_windows_of_the_text_and_the_loss_can_be_learned(text: str) -
     task.loss(model, Batch(*first, batch.cursor)).backward()
 
 
-def test_a_folder_is_read_and_written_adapters_merged(text: str, tmp_path: Path) -> None:
+def test_a_folder_is_read_and_written_adapters_merged(text, tmp_path):
     from transformers import AutoModelForCausalLM
 
     base = task_of(text).model()
@@ -97,7 +97,7 @@ def test_a_folder_is_read_and_written_adapters_merged(text: str, tmp_path: Path)
         task.model()
 
 
-def test_a_tokenizer_of_ones_own(text: str, tmp_path: Path) -> None:
+def test_a_tokenizer_of_ones_own(text, tmp_path):
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -120,7 +120,7 @@ def test_a_tokenizer_of_ones_own(text: str, tmp_path: Path) -> None:
         task_of(text, tokenizer=str(tmp_path / "t"), model={**TINY, "vocab_size": 8})
 
 
-def test_it_goes_on_with_a_text_of_bytes(text: str) -> None:
+def test_it_goes_on_with_a_text_of_bytes(text):
     task = task_of(text)
     model = task.model()
     first, second, other = (task.generate(model, "a bird", 8, 0.7, seed) for seed in (1, 1, 2))
@@ -147,8 +147,6 @@ def test_it_goes_on_with_a_text_of_bytes(text: str) -> None:
         ({"lora": {"rank": 2}}, TaskError, "lora: .*rank"),
     ],
 )
-def test_what_cannot_be_used_is_one_line(
-    text: str, options: dict[str, Any], error: type[Exception], says: str
-) -> None:
+def test_what_cannot_be_used_is_one_line(text, options, error, says):
     with one_line(error, says):
         task_of(text, **options).model()

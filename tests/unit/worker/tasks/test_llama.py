@@ -24,7 +24,7 @@ SMALL = LlamaConfig(**HEADS, num_hidden_layers=2, vocab_size=50, max_position_em
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("key_heads", [1, 2, 6])
-def test_names_shapes_and_logits_are_those_of_transformers(key_heads: int, tied: bool) -> None:
+def test_names_shapes_and_logits_are_those_of_transformers(key_heads, tied):
     config = replace(SMALL, num_key_value_heads=key_heads, tie_word_embeddings=tied)
     model = build_llama(config, seed=5)
     with torch.no_grad():  # norms begin at one, which would hide a forgotten weight
@@ -41,7 +41,7 @@ def test_names_shapes_and_logits_are_those_of_transformers(key_heads: int, tied:
         torch.testing.assert_close(model(tokens).double(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_cache_gives_the_logits_of_one_pass() -> None:
+def test_the_cache_gives_the_logits_of_one_pass():
     model = build_llama(SMALL, seed=3)
     tokens = (torch.arange(20)[None] * 7) % SMALL.vocab_size
     cache = KeyValueCache(SMALL, torch.device("cpu"))
@@ -53,7 +53,7 @@ def test_the_cache_gives_the_logits_of_one_pass() -> None:
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-5)
 
 
-def test_parameters_depend_on_the_seed_and_leave_the_global_generator_alone() -> None:
+def test_parameters_depend_on_the_seed_and_leave_the_global_generator_alone():
     torch.manual_seed(11)
     before = torch.get_rng_state()
     first = build_llama(SMALL, seed=4).state_dict()
@@ -64,7 +64,7 @@ def test_parameters_depend_on_the_seed_and_leave_the_global_generator_alone() ->
     assert not torch.equal(first["lm_head.weight"], other["lm_head.weight"])
 
 
-def test_first_parameters_are_exact_multiples_of_a_24_bit_draw() -> None:
+def test_first_parameters_are_exact_multiples_of_a_24_bit_draw():
     """What keeps machines with other processors at the same bits: pinned to known values."""
     weight = build_llama(SMALL, seed=0).state_dict()["model.embed_tokens.weight"]
     bound = math.sqrt(3) / math.sqrt(24)
@@ -109,9 +109,7 @@ def pipeline_loss(stages: list[StageModule], batch: Batch) -> Tensor:
 
 
 @pytest.mark.parametrize("ranges", CUTS, ids=str)
-def test_loss_and_gradients_are_the_models_bit_for_bit(
-    task: LlamaBytes, ranges: list[tuple[int, int]]
-) -> None:
+def test_loss_and_gradients_are_the_models_bit_for_bit(task, ranges):
     model, stages, batch = task.model(), cut(task, ranges), batch_of(task)
     expected, found = task.loss(model, batch), pipeline_loss(stages, batch)
     assert torch.equal(found, expected)
@@ -123,14 +121,14 @@ def test_loss_and_gradients_are_the_models_bit_for_bit(
             assert torch.equal(parameter.grad, whole[name].grad), name
 
 
-def test_layers_that_are_not_there_are_refused(task: LlamaBytes) -> None:
+def test_layers_that_are_not_there_are_refused(task):
     for first, last in ((0, 3), (-1, 1), (2, 0), (4, 3), (3, 3)):
         says = f"^layers {first} to {last} of a model with layers 0 to 2"
         with pytest.raises(ValueError, match=says):
             task.stage(first, last, outer=False)
 
 
-def test_a_model_that_trains_or_generates_needs_no_compiler() -> None:
+def test_a_model_that_trains_or_generates_needs_no_compiler():
     """Torch's takes as long to load as all the rest of a worker."""
     code = """
 import sys
@@ -149,7 +147,7 @@ print("torch._dynamo" in sys.modules)
     assert done.stdout.strip() == "False"
 
 
-def test_sizes_that_do_not_fit_say_what_to_change() -> None:
+def test_sizes_that_do_not_fit_say_what_to_change():
     for preset, changes, expected in [
         ("tinny", {}, r"unknown model 'tinny'; did you mean 'tiny'\?"),
         ("tiny", {"hidden": 3}, r"no setting 'hidden'; did you mean 'hidden_size'"),

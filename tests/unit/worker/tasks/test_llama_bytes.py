@@ -22,21 +22,21 @@ def task(tmp_path: Path) -> LlamaBytes:
     return LlamaBytes(seed=1, text=str(path), batch_size=4, context_bytes=16, architecture=SMALL)
 
 
-def test_its_loader_has_the_text_once(task: LlamaBytes) -> None:
+def test_its_loader_has_the_text_once(task):
     pairs = list(task.loader())
     assert pairs[0][0].shape == pairs[0][1].shape == (4, 16)
     assert sum(len(targets) for _, targets in pairs) == (task.corpus.train.size - 1) // 16
     task.loss(task.model(), Batch(*pairs[0], START)).backward()
 
 
-def test_a_sample_is_the_same_whatever_batch_it_falls_into(task: LlamaBytes) -> None:
+def test_a_sample_is_the_same_whatever_batch_it_falls_into(task):
     rows = torch.cat([batch.inputs for batch in islice(task.batches("train", START), 3)])
     task.batch_size = 3
     batch = next(task.batches("train", START.advance(5)))
     assert torch.equal(batch.inputs, rows[5:8])
 
 
-def test_no_sample_of_one_split_holds_text_of_the_other(task: LlamaBytes) -> None:
+def test_no_sample_of_one_split_holds_text_of_the_other(task):
     for split, known in (("train", str.islower), ("validation", str.isupper)):
         for batch in islice(task.batches(split, START), 100):
             for rows in (batch.inputs, batch.targets):
@@ -46,8 +46,8 @@ def test_no_sample_of_one_split_holds_text_of_the_other(task: LlamaBytes) -> Non
 
 
 def test_generation_depends_on_its_seed_and_outlives_the_context_and_is_streamed(
-    task: LlamaBytes,
-) -> None:
+    task,
+):
     model = task.model()
     torch.manual_seed(5)
     before = torch.get_rng_state()
@@ -73,7 +73,7 @@ def test_generation_depends_on_its_seed_and_outlives_the_context_and_is_streamed
     assert read == 50
 
 
-def test_wrong_options_are_refused(tmp_path: Path) -> None:
+def test_wrong_options_are_refused(tmp_path):
     with pytest.raises(TaskError, match="batch_size must be an integer of at least 1, got 0"):
         LlamaBytes(seed=0, batch_size=0)
     with pytest.raises(TaskError, match="leave vocab_size at 256"):

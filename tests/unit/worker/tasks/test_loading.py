@@ -79,7 +79,7 @@ def message(name: str, /, **options: object) -> str:
     return text
 
 
-def test_a_task_of_ones_own_is_found_in_the_working_directory() -> None:
+def test_a_task_of_ones_own_is_found_in_the_working_directory():
     assert load_task("own_task:open_ended", seed=1, options={"slope": 5.0}).slope == 5.0
     task = load_task("own_task:build", seed=7, options={"slope": 3.0})
     assert isinstance(task, Task)
@@ -92,7 +92,7 @@ def test_a_task_of_ones_own_is_found_in_the_working_directory() -> None:
         assert task.loss(model, batch).item() == 0.0
 
 
-def test_a_wrong_name_says_what_to_do() -> None:
+def test_a_wrong_name_says_what_to_do():
     for name, expected in [
         ("llama-byte", "unknown task 'llama-byte'; did you mean 'llama-bytes'?"),
         ("zzz", "unknown task 'zzz'; choose from huggingface, llama-bytes"),
@@ -110,7 +110,7 @@ def test_a_wrong_name_says_what_to_do() -> None:
         assert expected in message(name)
 
 
-def test_a_wrong_option_says_so() -> None:
+def test_a_wrong_option_says_so():
     for name, options, expected in [
         ("llama-bytes", {"batchsize": 4}, "no option 'batchsize'; did you mean 'batch_size'?"),
         ("own_task:build", {"slop": 4}, "no option 'slop'; did you mean 'slope'?"),
@@ -123,7 +123,7 @@ def test_a_wrong_option_says_so() -> None:
         load_task("llama-bytes", seed=1, options={"text": "nowhere.txt"})
 
 
-def test_a_cursor_advances_by_samples_and_leaves_the_first_one_alone() -> None:
+def test_a_cursor_advances_by_samples_and_leaves_the_first_one_alone():
     first = Cursor(seed=1, stream="peer-a", position=5)
     assert first.advance(16) == Cursor(seed=1, stream="peer-a", position=21)
     assert first.position == 5

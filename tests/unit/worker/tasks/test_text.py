@@ -33,14 +33,14 @@ def folder(tmp_path: Path) -> Path:
     return root
 
 
-def test_of_a_file_the_last_tenth_is_held_out(tmp_path: Path) -> None:
+def test_of_a_file_the_last_tenth_is_held_out(tmp_path):
     path = tmp_path / "one.txt"
     path.write_bytes(bytes(range(200)))
     corpus = load_text(str(path))
     assert contents(corpus) == (bytes(range(180)), bytes(range(180, 200)))
 
 
-def test_windows_follow_one_another_and_have_each_token_once_as_target() -> None:
+def test_windows_follow_one_another_and_have_each_token_once_as_target():
     windows = Windows(np.arange(101, dtype=np.uint8), 8)
     assert len(windows) == 12
     pairs = [windows[place] for place in range(len(windows))]
@@ -49,9 +49,7 @@ def test_windows_follow_one_another_and_have_each_token_once_as_target() -> None
     assert len(Windows(np.zeros(8), 8)) == 0
 
 
-def test_every_file_of_a_folder_is_on_one_side_whole_by_its_relative_name_alone(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_every_file_of_a_folder_is_on_one_side_whole_by_its_relative_name_alone(folder, tmp_path):
     """A glob splits as its folder does."""
     before = train, validation = contents(load_text(str(folder)))
     assert all((text in train) != (text in validation) for text in TEXTS)
@@ -70,7 +68,7 @@ def test_every_file_of_a_folder_is_on_one_side_whole_by_its_relative_name_alone(
     assert all((text in after) == (text in before[1]) for text in TEXTS)
 
 
-def test_a_few_files_still_leave_text_on_both_sides(tmp_path: Path) -> None:
+def test_a_few_files_still_leave_text_on_both_sides(tmp_path):
     for index in range(3):
         (tmp_path / f"{index}.txt").write_text(f"{index}" * 100)
         train, validation = contents(load_text(str(tmp_path)))
@@ -79,7 +77,7 @@ def test_a_few_files_still_leave_text_on_both_sides(tmp_path: Path) -> None:
         assert index == 0 or not set(train) & set(validation)
 
 
-def test_a_copy_of_a_held_out_file_is_not_trained_on(folder: Path) -> None:
+def test_a_copy_of_a_held_out_file_is_not_trained_on(folder):
     _, validation = contents(load_text(str(folder)))
     held_out = next(text for text in TEXTS if text in validation)
     for index in range(40):
@@ -89,7 +87,7 @@ def test_a_copy_of_a_held_out_file_is_not_trained_on(folder: Path) -> None:
     assert (train + validation).count(held_out) == 1
 
 
-def test_hidden_binary_and_empty_files_are_passed_over(tmp_path: Path) -> None:
+def test_hidden_binary_and_empty_files_are_passed_over(tmp_path):
     (tmp_path / ".git").mkdir()
     files = {"a.txt": b"aaaa" * 9, "b.txt": b"bbbb" * 9, "model.bin": b"m\0mm", "empty.txt": b""}
     for name, text in {**files, ".hidden": b"hhhh", ".git/config": b"gggg"}.items():
@@ -106,7 +104,7 @@ def test_hidden_binary_and_empty_files_are_passed_over(tmp_path: Path) -> None:
     )
 
 
-def test_a_byte_order_mark_is_no_part_of_a_text_and_zero_bytes_are_told(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_no_part_of_a_text_and_zero_bytes_are_told(tmp_path):
     (tmp_path / "a.txt").write_text("some text" * 9, encoding="utf-8-sig")
     for source in ("a.txt", "."):
         corpus = load_text(str(tmp_path / source))
@@ -117,9 +115,7 @@ def test_a_byte_order_mark_is_no_part_of_a_text_and_zero_bytes_are_told(tmp_path
     assert told.endswith("b.bin' holds zero bytes, as binary files do")
 
 
-def test_a_file_in_the_working_directory_called_stdlib_is_not_meant(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_in_the_working_directory_called_stdlib_is_not_meant(tmp_path, monkeypatch):
     (tmp_path / "stdlib").write_text("mine" * 5)
     monkeypatch.chdir(tmp_path)
     assert load_text("stdlib").train.size > 3_000_000
@@ -142,9 +138,7 @@ def test_a_file_in_the_working_directory_called_stdlib_is_not_meant(
         ("loops/*", r"1 file by links that lead nowhere \(self\): put text"),
     ],
 )
-def test_text_that_cannot_be_used_says_why_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, expected: str
-) -> None:
+def test_text_that_cannot_be_used_says_why_in_one_line(tmp_path, monkeypatch, source, expected):
     (tmp_path / "empty").mkdir()
     wide, binary = ("wide" * 999).encode("utf-16"), b"\0\1" * 999
     files = {"short.txt": b"ten bytes!", "zero.txt": b"", "hollow/a": b"", "hollow/b": b""}
@@ -161,9 +155,7 @@ def test_text_that_cannot_be_used_says_why_in_one_line(
         load_text(source, min_bytes=100)
 
 
-def test_a_file_that_fails_to_open_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_fails_to_open_is_named(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("text")
 
     def refuse(path: Path) -> bytes:
@@ -199,7 +191,7 @@ def drawn(
     return "".join(bytes(window[1:].tolist()).decode() for window in found)
 
 
-def test_each_document_is_in_one_split_and_a_pass_has_all(source: dict[str, Any]) -> None:
+def test_each_document_is_in_one_split_and_a_pass_has_all(source):
     data = Streamed(source, "story", as_bytes, None)
     seen = {split: drawn(data, split, count=900) for split in ("train", "validation")}
     counts = {split: Counter(w for w in WORDS if w[:9] in text) for split, text in seen.items()}
@@ -212,7 +204,7 @@ def test_each_document_is_in_one_split_and_a_pass_has_all(source: dict[str, Any]
     assert "; |bird" in drawn(packed, "validation")
 
 
-def test_a_stream_has_an_order_of_its_own_and_goes_on_anywhere(source: dict[str, Any]) -> None:
+def test_a_stream_has_an_order_of_its_own_and_goes_on_anywhere(source):
     data = Streamed(source, "story", as_bytes, None)
     whole = drawn(data, "train")
     assert drawn(data, "train") == whole
@@ -221,7 +213,7 @@ def test_a_stream_has_an_order_of_its_own_and_goes_on_anywhere(source: dict[str,
     assert drawn(data, "validation", "a") == drawn(data, "validation", "b")
 
 
-def test_a_task_learns_from_it(source: dict[str, Any]) -> None:
+def test_a_task_learns_from_it(source):
     options = {"model": TINY, "dataset": source, "column": "story", "context": 16, "batch_size": 2}
     task: Any = load_task("huggingface", seed=3, options=options)
     batches = task.batches("train", Cursor(seed=3, stream="a"))
@@ -237,9 +229,7 @@ def test_a_task_learns_from_it(source: dict[str, Any]) -> None:
         load_task("huggingface", seed=3, options={**options, "text": "stdlib"})
 
 
-def test_what_cannot_be_read_is_one_line(
-    source: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_read_is_one_line(source, monkeypatch):
     with pytest.raises(TaskError, match=r"no column 'text' .*: set task.column to one of story, n"):
         Streamed(source, "text", as_bytes, None)
     with pytest.raises(TaskError, match=r"dataset \{.*nothing.*\}: \w+: "):

@@ -53,7 +53,7 @@ def newest(folder: Path, name: str) -> Path:
     return folder / "step-00000200" / name
 
 
-def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_a_checkpoint_comes_back_as_it_was(tmp_path):
     tensors = {"anchor/0": torch.randn(3, 4), "scalar": torch.tensor(2.5)}
     tensors |= {"empty": torch.empty(0), "steps": torch.arange(3)}
     values = {"step": 7, "stream": "w\N{LATIN SMALL LETTER U WITH DIAERESIS}", "none": None}
@@ -72,9 +72,7 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "says"), [(TENSORS, "cut short: {} of "), (MANIFEST, "unreadable: ")]
 )
-def test_a_file_cut_short_at_any_length_leads_to_the_one_before(
-    two: Path, name: str, says: str
-) -> None:
+def test_a_file_cut_short_at_any_length_leads_to_the_one_before(two, name, says):
     whole = newest(two, name).read_bytes()
     for length in (*range(0, len(whole) - 1, 3), len(whole) - 1):
         newest(two, name).write_bytes(whole[:length])
@@ -85,7 +83,7 @@ def test_a_file_cut_short_at_any_length_leads_to_the_one_before(
 
 
 @pytest.mark.parametrize("name", [TENSORS, MANIFEST])
-def test_every_damaged_byte_leads_to_the_one_before_or_does_no_harm(two: Path, name: str) -> None:
+def test_every_damaged_byte_leads_to_the_one_before_or_does_no_harm(two, name):
     """No harm is what changes no value of the manifest: a flipped digit of the step is damage."""
     whole, right = newest(two, name).read_bytes(), json.loads(newest(two, MANIFEST).read_bytes())
     damage = f"{two / 'step-00000200'}: damaged: its hash differs; going back to the one before"
@@ -102,7 +100,7 @@ def test_every_damaged_byte_leads_to_the_one_before_or_does_no_harm(two: Path, n
             assert found.values["step"] == 100, position
 
 
-def test_a_garbled_manifest_leads_to_the_one_before(two: Path) -> None:
+def test_a_garbled_manifest_leads_to_the_one_before(two):
     for garbage in (b"", b"[]", b"3", b"null", b'"x"', b"{}", b'{"tensors": 3}', b"\xff\xfe\x00"):
         newest(two, MANIFEST).write_bytes(garbage)
         found, problems = load(two)
@@ -112,16 +110,14 @@ def test_a_garbled_manifest_leads_to_the_one_before(two: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [TENSORS, MANIFEST])
-def test_a_missing_file_leads_to_the_one_before_and_a_pipe_is_not_waited_for(
-    two: Path, name: str
-) -> None:
+def test_a_missing_file_leads_to_the_one_before_and_a_pipe_is_not_waited_for(two, name):
     newest(two, name).unlink()
     assert step_of(two) == 100
     os.mkfifo(newest(two, name))
     assert step_of(two) == 100
 
 
-def test_values_that_no_worker_saves_lead_to_the_one_before(two: Path) -> None:
+def test_values_that_no_worker_saves_lead_to_the_one_before(two):
     """Though their hash is right."""
     numbers, no_numbers = torch.zeros(5), torch.tensor([1.0, math.nan])
     for step, (tensors, values) in enumerate(
@@ -141,9 +137,7 @@ def test_values_that_no_worker_saves_lead_to_the_one_before(two: Path) -> None:
     assert step_of(two) == 400
 
 
-def test_a_pickle_in_place_of_the_tensors_is_never_executed(
-    two: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pickle_in_place_of_the_tensors_is_never_executed(two, monkeypatch):
     """Even where size and hash are those of the pickle."""
 
     class Malicious:
@@ -163,7 +157,7 @@ def test_a_pickle_in_place_of_the_tensors_is_never_executed(
     assert not (two / "executed").exists()
 
 
-def test_when_none_is_usable_it_says_what_is_wrong_and_what_to_do(two: Path) -> None:
+def test_when_none_is_usable_it_says_what_is_wrong_and_what_to_do(two):
     for path in two.glob("step-*"):
         (path / TENSORS).write_bytes(b"short")
     with pytest.raises(CheckpointError) as refused:
@@ -195,9 +189,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, moment: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("moment", range(11))
-def test_a_kill_at_any_point_leaves_the_newest_or_the_one_before(
-    two: Path, monkeypatch: pytest.MonkeyPatch, moment: int
-) -> None:
+def test_a_kill_at_any_point_leaves_the_newest_or_the_one_before(two, monkeypatch, moment):
     """A whole save has no more moments than that."""
     killed = nullcontext() if moment == 10 else pytest.raises(Killed)
     with killed_at(monkeypatch, moment), killed:
@@ -209,7 +201,7 @@ def test_a_kill_at_any_point_leaves_the_newest_or_the_one_before(
     assert sorted(path.name for path in two.iterdir()) == names
 
 
-def test_a_full_disk_is_an_os_error_and_the_earlier_checkpoints_stand(two: Path) -> None:
+def test_a_full_disk_is_an_os_error_and_the_earlier_checkpoints_stand(two):
     """A limit on the size of files stands in for the disk; the caller catches OSError."""
     with no_file_above(4096), pytest.raises(OSError, match="large"):
         save(two, 300, {"anchor/0": torch.zeros(10_000)}, {"step": 300})
@@ -217,7 +209,7 @@ def test_a_full_disk_is_an_os_error_and_the_earlier_checkpoints_stand(two: Path)
     assert list(two.glob(".partial*")) == []  # it would keep the disk full
 
 
-def test_prune_keeps_the_newest(tmp_path: Path) -> None:
+def test_prune_keeps_the_newest(tmp_path):
     for step in (5, 40, 300, 2000, 10_000):
         save_step(tmp_path, step)
     prune(tmp_path, keep=2)
@@ -226,7 +218,7 @@ def test_prune_keeps_the_newest(tmp_path: Path) -> None:
     assert step_of(tmp_path) == 10_000
 
 
-def test_folders_of_other_names_are_neither_loaded_nor_counted_nor_removed(two: Path) -> None:
+def test_folders_of_other_names_are_neither_loaded_nor_counted_nor_removed(two):
     """A copy that somebody put aside must not cost the newest checkpoint."""
     for name in ("step-00000100.bak", "step-old", ".partial-00000300"):
         shutil.copytree(two / "step-00000100", two / name)
@@ -235,7 +227,7 @@ def test_folders_of_other_names_are_neither_loaded_nor_counted_nor_removed(two: 
     assert len(list(two.iterdir())) == 5
 
 
-def test_the_stage_of_a_folder_is_that_of_its_newest_readable_manifest(tmp_path: Path) -> None:
+def test_the_stage_of_a_folder_is_that_of_its_newest_readable_manifest(tmp_path):
     assert checkpoint.held_stage(tmp_path / "missing") is None
     for step, stage in ((10, 1), (20, 2), (30, 3)):
         checkpoint.save(tmp_path, step, {}, {"stage": stage})
@@ -247,9 +239,7 @@ def test_the_stage_of_a_folder_is_that_of_its_newest_readable_manifest(tmp_path:
     assert checkpoint.held_stage(tmp_path) == 2
 
 
-def test_only_a_checkpoint_of_this_user_may_name_code_to_load(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_checkpoint_of_this_user_may_name_code_to_load(tmp_path, monkeypatch):
     manifest = Manifest.of(load_config(None, ["task.name=torch.hub:load"]), []).plain()
     values = {"step": 1, "manifest": manifest}
     path = checkpoint.save(tmp_path, 1, {}, values)
@@ -270,7 +260,7 @@ def test_only_a_checkpoint_of_this_user_may_name_code_to_load(
         checkpoint.config_of(checkpoint.load_one(unmarked))
 
 
-def test_a_mark_belongs_to_the_settings_that_it_was_made_of(tmp_path: Path) -> None:
+def test_a_mark_belongs_to_the_settings_that_it_was_made_of(tmp_path):
     mine = Manifest.of(load_config(None, []), []).plain()
     mark = checkpoint.load_one(checkpoint.save(tmp_path, 1, {}, {"manifest": mine})).values["mark"]
     theirs = Manifest.of(load_config(None, ["task.name=torch.hub:load"]), []).plain()

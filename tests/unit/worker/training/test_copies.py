@@ -38,8 +38,8 @@ def copied(config: CheckpointConfig, folder: Path, *steps: int) -> None:
 
 
 def test_an_empty_disk_gets_the_newest_copy_and_one_with_checkpoints_keeps_its_own(
-    config: CheckpointConfig, tmp_path: Path
-) -> None:
+    config, tmp_path
+):
     copied(config, tmp_path / "a", 1, 2, 3)
     begun(config, tmp_path / "b")
     assert [path.name for path in (tmp_path / "b").iterdir()] == ["step-00000003"]
@@ -56,9 +56,7 @@ def test_an_empty_disk_gets_the_newest_copy_and_one_with_checkpoints_keeps_its_o
 
 @pytest.mark.parametrize("file", [checkpoint.MANIFEST, "tensors.safetensors"])
 @pytest.mark.parametrize("there", [b"", None], ids=["cut", "missing"])
-def test_a_copy_that_is_not_whole_leads_to_the_one_before(
-    config: CheckpointConfig, tmp_path: Path, file: str, there: bytes | None
-) -> None:
+def test_a_copy_that_is_not_whole_leads_to_the_one_before(config, tmp_path, file, there):
     copied(config, tmp_path / "a", 1, 2)
     files, root = fsspec.url_to_fs(config.copy_to)
     for step, expected in ((2, 1), (1, None)):
@@ -76,8 +74,8 @@ def test_a_copy_that_is_not_whole_leads_to_the_one_before(
 
 
 def test_of_two_workers_at_one_place_the_later_one_copies_and_a_fresh_run_does_not_mix_with_it(
-    config: CheckpointConfig, tmp_path: Path
-) -> None:
+    config, tmp_path
+):
     first = begun(config, tmp_path / "a", fresh=True)
     begun(config, tmp_path / "b").put(save_step(tmp_path / "b", 1))
     with pytest.raises(NotCopied, match="another worker copies there now"):
@@ -86,7 +84,7 @@ def test_of_two_workers_at_one_place_the_later_one_copies_and_a_fresh_run_does_n
         begun(config, tmp_path / "a", fresh=True)
 
 
-def test_a_place_that_nothing_writes_to_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_place_that_nothing_writes_to_is_refused_in_one_line(tmp_path):
     with pytest.raises(ConfigError, match=r"^checkpoint.copy_to = 'nowhere://x': .*nowhere.*$"):
         begun(CheckpointConfig(copy_to="nowhere://x"), tmp_path)
     (tmp_path / "file").touch()
@@ -95,9 +93,7 @@ def test_a_place_that_nothing_writes_to_is_refused_in_one_line(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("every_s", [0.0, 1e9])
-def test_the_saver_copies_as_often_as_asked_and_the_last_one(
-    config: CheckpointConfig, tmp_path: Path, every_s: float
-) -> None:
+def test_the_saver_copies_as_often_as_asked_and_the_last_one(config, tmp_path, every_s):
     config = CheckpointConfig(copy_to=config.copy_to, copy_every_s=every_s, keep=9)
     told: list[dict[str, object]] = []
     copies = begun(config, tmp_path / "a")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from murmuration.algorithms.fragments import Fragment, Ranges, TensorSpec
-from murmuration.algorithms.plan import PRESETS, Merge, Plan
+from murmuration.algorithms.fragments import Fragment, TensorSpec
+from murmuration.algorithms.plan import PRESETS, Plan
 from murmuration.worker.errors import UsageError
 from murmuration.worker.tasks import Batch, Cursor
 from murmuration.worker.training import fragment
@@ -17,7 +17,7 @@ from murmuration.worker.training.mailbox import RoundDone
 from murmuration.worker.wire import state_hash
 
 
-def test_auto_is_there_everywhere_and_devices_that_are_none_are_refused() -> None:
+def test_auto_is_there_everywhere_and_devices_that_are_none_are_refused():
     assert chosen_device("auto").type in ("cpu", "cuda", "mps")
     assert chosen_device("cpu") == torch.device("cpu")
     for name, says in [
@@ -33,7 +33,7 @@ class Pair(NamedTuple):
     second: str
 
 
-def test_tensors_are_moved_however_they_are_nested() -> None:
+def test_tensors_are_moved_however_they_are_nested():
     value = torch.ones(2)
     inputs = {"ids": value, "more": [value, 3]}
     batch = Batch(inputs, Pair(value, "text"), Cursor(seed=0, stream="a"))
@@ -51,8 +51,8 @@ def test_tensors_are_moved_however_they_are_nested() -> None:
 @pytest.mark.parametrize("merge", ["reset", "keep"])
 @pytest.mark.parametrize("missed", [(), ((1, 3),)])
 def test_a_round_ends_with_the_same_bits_beside_inner_steps_and_by_the_long_way(
-    alpha: float, merge: Merge, missed: Ranges, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    alpha, merge, missed, monkeypatch
+):
     ends = []
     for way in ("beside", "in place", "whole"):
         monkeypatch.setattr(fragment, "_BESIDE_ELEMENTS", 0 if way == "beside" else 99)
@@ -76,8 +76,8 @@ def test_a_round_ends_with_the_same_bits_beside_inner_steps_and_by_the_long_way(
 
 
 def test_an_outer_step_that_was_begun_from_another_state_is_made_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(fragment, "_BESIDE_ELEMENTS", 0)
     parameters = {"x": torch.zeros(3)}
     plan = Plan(outer_lr=1.0, outer_momentum=0.0)
@@ -90,7 +90,7 @@ def test_an_outer_step_that_was_begun_from_another_state_is_made_again(
     assert each.state.anchor.tolist() == parameters["x"].tolist() == [4.0] * 3
 
 
-def test_tensors_that_a_loop_puts_in_place_of_others_are_read_and_written() -> None:
+def test_tensors_that_a_loop_puts_in_place_of_others_are_read_and_written():
     parameters = {"x": torch.zeros(3)}
     plan = Plan(outer_lr=1.0, outer_momentum=0.0)
     each = FragmentReplica(Fragment(0, (TensorSpec("x", (3,)),)), plan, parameters)
@@ -100,7 +100,7 @@ def test_tensors_that_a_loop_puts_in_place_of_others_are_read_and_written() -> N
     assert parameters["x"].tolist() == each.state.anchor.tolist() == [7.0] * 3
 
 
-def test_no_outer_step_is_begun_for_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_outer_step_is_begun_for_gradients(monkeypatch):
     monkeypatch.setattr(fragment, "_BESIDE_ELEMENTS", 0)
     parameters = {"x": torch.zeros(3)}
     each = FragmentReplica(Fragment(0, (TensorSpec("x", (3,)),)), PRESETS["ddp"], parameters)

@@ -22,7 +22,7 @@ def save_step(folder: Path, step: int, **values: Any) -> Path:
     return checkpoint.save(folder, step, {"anchor/0": torch.zeros(1)}, {"step": step, **values})
 
 
-def test_the_anchor_writes(tmp_path: Path) -> None:
+def test_the_anchor_writes(tmp_path):
     config = tiny_llama(tmp_path)
     task = load_task(config.task.name, seed=0, options=config.task.options)
     save_run(config, model := trained(config), tmp_path / "run" / "w0" / "checkpoints")
@@ -59,7 +59,7 @@ class Measured:
         return f"upon {prompt!r}"
 
 
-def test_a_report_has_the_means_of_what_a_task_measures_and_a_sample_of_its_prompt() -> None:
+def test_a_report_has_the_means_of_what_a_task_measures_and_a_sample_of_its_prompt():
     task = Measured()
     model = task.model()
     error = pytest.approx(statistics.stdev(range(16)) / 4)
@@ -89,8 +89,8 @@ def build(*, seed): return Forgetful()
 
 
 def test_a_task_that_does_not_stream_writes_in_one_piece_or_says_that_it_does_not_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     config = own_task(DROPS_OUT, tmp_path, monkeypatch)
     save_run(config, trained(config), tmp_path)
     with pytest.raises(TaskError, match=r"task 'task_in_.*:build' has no generate\(\)"):
@@ -104,9 +104,7 @@ def test_a_task_that_does_not_stream_writes_in_one_piece_or_says_that_it_does_no
     ("scale", "told"),
     [("1", "loss 34.0 ± 4.8, perplexity 5"), ("1e30", "perplexity above 3e+43"), ("nan", "nan")],
 )
-def test_two_evaluations_agree_and_print_whatever_the_loss_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: str, told: str
-) -> None:
+def test_two_evaluations_agree_and_print_whatever_the_loss_is(tmp_path, monkeypatch, scale, told):
     source = f"SCALE = float('{scale}')\n{DROPS_OUT}"
     config = own_task(source, tmp_path, monkeypatch)
     model = load_task(config.task.name, seed=0, options={}).model()
@@ -123,9 +121,7 @@ def _load(load: Any, loaded: list[int], path: Path) -> Any:
     return load(path)
 
 
-def test_the_highest_step_of_all_workers_is_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_highest_step_of_all_workers_is_found(tmp_path, capsys, monkeypatch):
     for worker, steps in (("w0", (100, 200)), ("w1", (100, 300)), ("w2", (250,))):
         for step in steps:
             save_step(tmp_path / worker / "checkpoints", step)
@@ -148,8 +144,8 @@ def test_the_highest_step_of_all_workers_is_found(
 
 
 def test_a_checkpoint_that_is_named_is_the_one_and_where_there_is_none_it_says_so(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     for run in (tmp_path, tmp_path / "missing"):
         with pytest.raises(CheckpointError, match=f"^{run}: no usable checkpoint; name a folder"):
             evaluation.find_checkpoint(run)

@@ -41,7 +41,7 @@ def llama(folder: Path, run: str = "run") -> nn.Module:
     return model
 
 
-def test_a_model_with_a_class_in_transformers_is_laid_out_for_it(tmp_path: Path) -> None:
+def test_a_model_with_a_class_in_transformers_is_laid_out_for_it(tmp_path):
     model = llama(tmp_path)
     path, what = export(tmp_path / "run", tmp_path / "out", None)
     held = sum(p.numel() for p in model.parameters())
@@ -60,9 +60,7 @@ def test_a_model_with_a_class_in_transformers_is_laid_out_for_it(tmp_path: Path)
             export(tmp_path / "run", tmp_path / "out", None)
 
 
-def test_any_other_model_is_tensors_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_other_model_is_tensors_by_name(tmp_path, monkeypatch):
     config = own_task(OWN_TASK, tmp_path, monkeypatch)
     save_run(config, model := trained(config), tmp_path / "run")
     path, what = export(tmp_path / "run", tmp_path / "out", None)
@@ -79,7 +77,7 @@ def test_any_other_model_is_tensors_by_name(
 
 
 @pytest.mark.parametrize("source", ["out", "out/model.safetensors", "run"])
-def test_a_run_begins_where_another_has_ended(tmp_path: Path, source: str) -> None:
+def test_a_run_begins_where_another_has_ended(tmp_path, source):
     model = llama(tmp_path)
     export(tmp_path / "run", tmp_path / "out", None)
     task = load_task("llama-bytes", seed=0, options=tiny_llama(tmp_path).task.options)
@@ -93,7 +91,7 @@ def test_a_run_begins_where_another_has_ended(tmp_path: Path, source: str) -> No
         assert torch.equal(values[name], parameter), name
 
 
-def test_first_values_of_another_model_are_refused(tmp_path: Path) -> None:
+def test_first_values_of_another_model_are_refused(tmp_path):
     save_file({"0.weight": torch.zeros(3)}, tmp_path / "model.safetensors")
     model, task = nn.Sequential(nn.Linear(1, 2)), load_task("llama-bytes", seed=0)
     with pytest.raises(CheckpointError, match=r"0\.weight is of shape \(3,\), wanted \(2, 1\)"):
@@ -108,7 +106,7 @@ def test_first_values_of_another_model_are_refused(tmp_path: Path) -> None:
         load_initial(model, tmp_path, task)
 
 
-def test_a_compiled_model_is_stored_and_read_by_its_bare_names(tmp_path: Path) -> None:
+def test_a_compiled_model_is_stored_and_read_by_its_bare_names(tmp_path):
     plain = [nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2)) for _ in range(2)]
     model, other = (torch.compile(each, backend="eager") for each in plain)
     for each in plain:
@@ -126,8 +124,8 @@ def test_a_compiled_model_is_stored_and_read_by_its_bare_names(tmp_path: Path) -
 
 @pytest.mark.parametrize("preset", ["diloco", "local"])
 def test_what_is_read_of_a_checkpoint_is_the_anchor_or_where_there_is_none_the_peers_own(
-    tmp_path: Path, preset: str
-) -> None:
+    tmp_path, preset
+):
     config = tiny_llama(tmp_path, f"diloco.preset={preset}")
     task = load_task("llama-bytes", seed=0, options=config.task.options)
     named = {name: p.detach() for name, p in trained(config).named_parameters()}
@@ -139,13 +137,13 @@ def test_what_is_read_of_a_checkpoint_is_the_anchor_or_where_there_is_none_the_p
         assert torch.equal(value, (first if preset == "diloco" else named)[name])
 
 
-def test_tied_weights_are_stored_once() -> None:
+def test_tied_weights_are_stored_once():
     model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
     model[1].weight = model[0].weight
     assert list(distinct_tensors(model)) == ["0.weight"]
 
 
-def test_evaluation_turns_dropout_off_and_leaves_each_module_as_it_was() -> None:
+def test_evaluation_turns_dropout_off_and_leaves_each_module_as_it_was():
     model = nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 2))
     model[1].eval()
     with evaluating(model):

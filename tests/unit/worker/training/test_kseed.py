@@ -53,7 +53,7 @@ def set_coefficients(model: nn.Module, values: dict[int, float]) -> None:
     space_of(model).follow()
 
 
-def test_what_travels_is_a_vector_of_coefficients_named_after_the_first_values() -> None:
+def test_what_travels_is_a_vector_of_coefficients_named_after_the_first_values():
     first, same, other = Line().model(), Line().model(), Line().model()
     with torch.no_grad():
         other[0].bias[0] += 1e-6
@@ -66,7 +66,7 @@ def test_what_travels_is_a_vector_of_coefficients_named_after_the_first_values()
     assert space_of(first).elements == 3 * 4 + 4 + 4 + 1
 
 
-def test_parameters_are_the_first_values_and_the_sum_over_seeds() -> None:
+def test_parameters_are_the_first_values_and_the_sum_over_seeds():
     model, before = Line().model(), Line().model()
     give_seed_space(model, 8)
     set_coefficients(model, {2: 0.5, 7: -1.5})
@@ -82,7 +82,7 @@ def test_parameters_are_the_first_values_and_the_sum_over_seeds() -> None:
         assert torch.allclose(now, first, atol=1e-6)
 
 
-def test_the_slope_is_the_gradient_along_the_direction() -> None:
+def test_the_slope_is_the_gradient_along_the_direction():
     task = Line(dropout=0.5)
     trained = replica(task, clip=0.0)
     torch.manual_seed(5)
@@ -98,14 +98,14 @@ def test_the_slope_is_the_gradient_along_the_direction() -> None:
     assert gradient[index].item() == pytest.approx(slope, rel=0.01)
 
 
-def test_a_loss_that_is_not_finite_moves_nothing() -> None:
+def test_a_loss_that_is_not_finite_moves_nothing():
     trained = replica(Line())
     trained.batches = iter([Batch(torch.full((1, 3), math.inf), torch.zeros(1, 1), trained.cursor)])
     (gradient,) = trained.backward(1).values()
     assert not gradient.any()
 
 
-def test_parameters_come_back_to_the_bit() -> None:
+def test_parameters_come_back_to_the_bit():
     trained = replica(Line())
     trained.inner_step(1, trained.backward(1))
     space = space_of(trained.model)
@@ -121,7 +121,7 @@ def test_parameters_come_back_to_the_bit() -> None:
         assert torch.allclose(now, then) if now is coefficients else torch.equal(now, then)
 
 
-def test_a_coefficient_that_was_absurd_for_a_while_leaves_no_trace() -> None:
+def test_a_coefficient_that_was_absurd_for_a_while_leaves_no_trace():
     model, sound = Line().model(), Line().model()
     for each in (model, sound):
         give_seed_space(each, 8)
@@ -135,7 +135,7 @@ def test_a_coefficient_that_was_absurd_for_a_while_leaves_no_trace() -> None:
         assert torch.allclose(one, other, rtol=0, atol=1e-6)
 
 
-def test_what_does_not_go_with_it_is_refused_in_a_line() -> None:
+def test_what_does_not_go_with_it_is_refused_in_a_line():
     with pytest.raises(TaskError, match=r"kseed.*0\.weight is in torch\.bfloat16"):
         give_seed_space(Line().model().bfloat16(), 16)
     with pytest.raises(ConfigError, match=r"--set .*kseed.* is for whole models"):
@@ -144,7 +144,7 @@ def test_what_does_not_go_with_it_is_refused_in_a_line() -> None:
         InnerConfig(seeds=0)
 
 
-def test_the_preset_brings_its_inner_optimizer_unless_another_is_set() -> None:
+def test_the_preset_brings_its_inner_optimizer_unless_another_is_set():
     assert load_config(None, [], "kseed").inner.optimizer == "kseed"
     changed = load_config(None, ["inner.lr=0.5"], "kseed").inner
     assert (changed.optimizer, changed.lr) == ("kseed", 0.5)

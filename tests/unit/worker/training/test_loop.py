@@ -19,7 +19,7 @@ from tests.support.statistics_task import Normalised
 DILOCO = replace(PRESETS["diloco"], inner_steps=20)
 
 
-def test_a_batch_of_nan_is_undone_and_training_goes_on() -> None:
+def test_a_batch_of_nan_is_undone_and_training_goes_on():
     trainer = LoneTrainer(
         Normalised(seed=1),
         DILOCO,
@@ -40,7 +40,7 @@ def test_a_batch_of_nan_is_undone_and_training_goes_on() -> None:
     assert not all(map(torch.equal, before, trainer.model.parameters()))
 
 
-def test_a_step_whose_batch_does_not_come_before_the_end_is_not_taken() -> None:
+def test_a_step_whose_batch_does_not_come_before_the_end_is_not_taken():
     trainer = LoneTrainer(Normalised(seed=1), PRESETS["local"], steps=10)
     drawn, after = trainer.replica.batches, list[torch.Tensor]()
 
@@ -58,7 +58,7 @@ def test_a_step_whose_batch_does_not_come_before_the_end_is_not_taken() -> None:
     assert all(map(torch.equal, after, trainer.model.parameters()))
 
 
-def test_how_far_steps_go_is_settled_until_a_round_is_due() -> None:
+def test_how_far_steps_go_is_settled_until_a_round_is_due():
     loop = LoneTrainer(Normalised(seed=1), replace(DILOCO, inner_steps=10), steps=15)
     for stride, strides, then in ((3, (3, 3, 3, 3), 12), (1, (1, 1, 1), 15)):
         loop.pace.stride = lambda stride=stride: stride
@@ -72,9 +72,7 @@ def test_how_far_steps_go_is_settled_until_a_round_is_due() -> None:
 @pytest.mark.parametrize(
     ("step_s", "waited_s"), [(0.001, 5.0), (0.5, 10.0), (60.0, 30.0)], ids=["least", "two", "most"]
 )
-def test_a_loop_that_ends_waits_for_two_periods_within_limits(
-    step_s: float, waited_s: float
-) -> None:
+def test_a_loop_that_ends_waits_for_two_periods_within_limits(step_s, waited_s):
     now, plan = [0.0], replace(DILOCO, inner_steps=10)
     trainer = LoneTrainer(Normalised(seed=1), plan, steps=99, clock=lambda: now[0])
     for _ in range(20):  # the first ones count for nothing

@@ -17,7 +17,7 @@ from murmuration.worker.training.optimizers import InnerConfig
 from murmuration.worker.training.replica import InnerReplica, Pace
 
 
-def test_utilization_is_compute_over_the_time_from_the_first_step_to_the_last() -> None:
+def test_utilization_is_compute_over_the_time_from_the_first_step_to_the_last():
     metrics = Metrics(first_step_at=100.0, last_step_at=110.0)
     metrics.stepped(4.0, in_flight=False)
     metrics.stepped(3.5, in_flight=True)
@@ -27,7 +27,7 @@ def test_utilization_is_compute_over_the_time_from_the_first_step_to_the_last() 
     assert metrics.compute_utilization == 0.0
 
 
-def test_waits_are_told_up_to_the_last_step() -> None:
+def test_waits_are_told_up_to_the_last_step():
     metrics = Metrics()
     metrics.visits_wait_s += 1.5
     metrics.stalled(Stall(0.25, 0, 0, "b"))
@@ -39,7 +39,7 @@ def test_waits_are_told_up_to_the_last_step() -> None:
     assert metrics.waits() == {"visits_wait_s": 10.5, "rounds_wait_s": 4.25}
 
 
-def test_iterations_go_from_one_inner_step_to_the_next_waits_included() -> None:
+def test_iterations_go_from_one_inner_step_to_the_next_waits_included():
     metrics = Metrics(first_step_at=10.0)
     for ended in (11.0, 13.0, 14.0, *range(15, 31), 40.0):  # 18 of a second, one of 2, one of 10
         metrics.last_step_at = float(ended)
@@ -75,7 +75,7 @@ class Told:
         return [each.event for each in self.posted if isinstance(each, TrainingEvent)]
 
 
-def test_progress_tells_what_a_second_brings_waits_included() -> None:
+def test_progress_tells_what_a_second_brings_waits_included():
     told = Told()
     for second, samples in enumerate((0, 8, 24)):
         told.progress(second, 3 * second, samples)
@@ -87,8 +87,8 @@ def test_progress_tells_what_a_second_brings_waits_included() -> None:
 
 
 def test_what_a_card_holds_and_how_much_of_it_is_used_is_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     device = torch.device("cuda", 0)
     monkeypatch.setattr(metrics_module, "device_of", lambda _: device)
     monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda _: 3 << 30)
@@ -102,7 +102,7 @@ def test_what_a_card_holds_and_how_much_of_it_is_used_is_told(
     assert (last["device_memory_bytes"], last["mfu"]) == (3 << 30, round(used, 4))
 
 
-def test_a_step_taken_over_from_another_peer_is_no_pace() -> None:
+def test_a_step_taken_over_from_another_peer_is_no_pace():
     told = Told()
     for second, step in enumerate((0, 1, 500, 502)):
         told.now = float(second)
@@ -113,7 +113,7 @@ def test_a_step_taken_over_from_another_peer_is_no_pace() -> None:
     assert paces == [None, 1.0, None, 2.0]
 
 
-def test_where_the_loop_is_the_users_there_are_no_samples_to_tell_of() -> None:
+def test_where_the_loop_is_the_users_there_are_no_samples_to_tell_of():
     model = nn.Linear(2, 2)
     replica = UserReplica(model, torch.optim.SGD(model.parameters(), lr=0.25))
     told = Told(replica=replica)

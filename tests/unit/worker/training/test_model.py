@@ -15,7 +15,7 @@ def normalised() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
 
 
-def test_saved_buffers_travel_with_integers_last_and_others_do_not() -> None:
+def test_saved_buffers_travel_with_integers_last_and_others_do_not():
     model = normalised()
     model.register_buffer("table", torch.ones(4), persistent=False)
     model.register_buffer("places", torch.arange(4).expand(3, 4))  # nothing can write to it
@@ -35,7 +35,7 @@ def replica_of(model: nn.Module, preset: str) -> tuple[FragmentReplica, Fragment
 
 
 @pytest.mark.parametrize("preset", ["diloco", "noloco"])
-def test_the_new_anchor_has_the_mean_of_the_statistics_and_no_momentum_of_them(preset: str) -> None:
+def test_the_new_anchor_has_the_mean_of_the_statistics_and_no_momentum_of_them(preset):
     model = normalised()
     each, fragment = replica_of(model, preset)
     assert (fragment.averaged, fragment.exact) == (((15, 25),), 4)
@@ -51,7 +51,7 @@ def test_the_new_anchor_has_the_mean_of_the_statistics_and_no_momentum_of_them(p
     assert each.state.momentum[1:15].any()
 
 
-def test_a_variance_is_never_below_zero() -> None:
+def test_a_variance_is_never_below_zero():
     model = normalised()
     each, _ = replica_of(model, "diloco")
     each.write(each.state.anchor - 5)
@@ -59,7 +59,7 @@ def test_a_variance_is_never_below_zero() -> None:
     assert torch.equal(model[1].running_mean, torch.full((3,), -5.0))
 
 
-def test_a_peer_whose_integers_were_taken_goes_on_from_its_own() -> None:
+def test_a_peer_whose_integers_were_taken_goes_on_from_its_own():
     """It has counted on meanwhile; the others take what it had sent."""
     counts = {"first": 1 << 40, "second": 7}
     models = {name: normalised() for name in counts}
@@ -113,12 +113,12 @@ def rounds_of(*peers: FragmentReplica) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("preset", ["diloco", "streaming"])
 def test_what_is_no_number_stays_and_the_rest_is_averaged(
-    preset: str,
-    dtype: torch.dtype,
-    first: list[float],
-    second: list[float],
-    expected: list[float | None],
-) -> None:
+    preset,
+    dtype,
+    first,
+    second,
+    expected,
+):
     models = [Placeholders(values, dtype) for values in (first, second)]
     replicas = [replica_of(model, preset)[0] for model in models]
     replicas[1].take_over(replicas[0].state, keep=False)  # all begin with the first one's
@@ -137,7 +137,7 @@ def test_what_is_no_number_stays_and_the_rest_is_averaged(
     assert replicas[0].at_home | replicas[1].at_home == {"table"}
 
 
-def test_what_becomes_no_number_later_stays_so_but_of_a_normalisation() -> None:
+def test_what_becomes_no_number_later_stays_so_but_of_a_normalisation():
     model = normalised().append(Placeholders([1.0, 2.0]))
     each, _ = replica_of(model, "diloco")
     for values in (model[1].running_mean, model[2].table):
@@ -152,7 +152,7 @@ def test_what_becomes_no_number_later_stays_so_but_of_a_normalisation() -> None:
     assert each.state.anchor.isfinite().all()
 
 
-def test_an_average_in_fp16_stays_within_what_that_holds() -> None:
+def test_an_average_in_fp16_stays_within_what_that_holds():
     model = Placeholders([60_000.0, 1.0], torch.float16)
     each, fragment = replica_of(model, "diloco")
     values = each.state.anchor.clone()
@@ -161,7 +161,7 @@ def test_an_average_in_fp16_stays_within_what_that_holds() -> None:
     assert model.table.tolist() == [65504.0, -65504.0]
 
 
-def test_a_checkpoint_holds_a_peers_own_where_nobody_shares() -> None:
+def test_a_checkpoint_holds_a_peers_own_where_nobody_shares():
     model = Placeholders([-INF, 1.0])
     each, _ = replica_of(model, "diloco")
     for copied in (True, False):

@@ -50,7 +50,7 @@ class Learns(torch.optim.Optimizer):
 HERE = "tests.unit.worker.training.test_optimizers"
 
 
-def test_each_learns_and_goes_on_from_what_was_saved() -> None:
+def test_each_learns_and_goes_on_from_what_was_saved():
     kinds_of = {"auto": "AdamW", "adamw": "AdamW", "muon": "Muon AdamW", "sgd": "SGD"}
     own = {f"{HERE}:adagrad": "Adagrad", f"{HERE}:Learns": "Learns"}
     for name, kinds in {**kinds_of, **own}.items():
@@ -71,7 +71,7 @@ def test_each_learns_and_goes_on_from_what_was_saved() -> None:
 
 
 @pytest.mark.parametrize(("kind", "place"), [("fused", "meta"), ("foreach", "cpu")])
-def test_the_count_of_steps_comes_back_where_the_optimizer_reads_it(kind: str, place: str) -> None:
+def test_the_count_of_steps_comes_back_where_the_optimizer_reads_it(kind, place):
     config, task = InnerConfig(optimizer=f"{HERE}:adagrad"), Line()
     tensors, plain = trained(replica(config), 1).optimizer_state()
     task.model = lambda: Line().model().to("meta")  # stands for one on an accelerator
@@ -83,7 +83,7 @@ def test_the_count_of_steps_comes_back_where_the_optimizer_reads_it(kind: str, p
     assert all(value.is_meta for value in kept.values() if value.dim())
 
 
-def test_muon_has_the_matrices_of_the_layers_and_adamw_the_rest() -> None:
+def test_muon_has_the_matrices_of_the_layers_and_adamw_the_rest():
     config, task = InnerConfig(optimizer="muon"), Line()
     layers = nn.ModuleList([nn.Linear(4, 4)])
     task.model = lambda: nn.ModuleDict({"embed": nn.Embedding(9, 4), "layers": layers})
@@ -95,7 +95,7 @@ def test_muon_has_the_matrices_of_the_layers_and_adamw_the_rest() -> None:
         replica(config, task)
 
 
-def test_a_factory_that_cannot_be_used_is_one_line() -> None:
+def test_a_factory_that_cannot_be_used_is_one_line():
     for name, says in [
         (f"{HERE}:half", "not over the parameters it was given"),
         ("builtins:list", "returned list"),
@@ -106,7 +106,7 @@ def test_a_factory_that_cannot_be_used_is_one_line() -> None:
             replica(InnerConfig(optimizer=name))
 
 
-def test_a_step_of_muon_is_torchs_own_but_for_its_bf16() -> None:
+def test_a_step_of_muon_is_torchs_own_but_for_its_bf16():
     torch.manual_seed(0)
     start, gradients = torch.randn(6, 10), [torch.randn(6, 10) for _ in range(3)]
     ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
@@ -128,7 +128,7 @@ class OwnOptimizer(Line):
         return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
 
 
-def test_a_tasks_own_optimizer_and_schedule_are_taken() -> None:
+def test_a_tasks_own_optimizer_and_schedule_are_taken():
     own = replica(InnerConfig(), OwnOptimizer())
     rates = []
     own.optimizers[0].register_step_pre_hook(lambda *_: rates.append(own.learning_rate))
@@ -142,7 +142,7 @@ def test_a_tasks_own_optimizer_and_schedule_are_taken() -> None:
     assert resumed.optimizers[0].param_groups[0]["lr"] == 0.0625
 
 
-def test_schedules() -> None:
+def test_schedules():
     for schedule, warmup_steps, least, steps, rates in [
         ("constant", 2, 0.0, range(1, 7), [0.5, 1, 1, 1, 1, 1]),
         ("linear", 2, 0.0, range(1, 7), [0.5, 1, 0.75, 0.5, 0.25, 0]),
@@ -154,7 +154,7 @@ def test_schedules() -> None:
         assert found == pytest.approx(rates, abs=1e-4), schedule
 
 
-def test_accumulated_gradients_are_the_mean_over_the_batches() -> None:
+def test_accumulated_gradients_are_the_mean_over_the_batches():
     one, two = replica(InnerConfig()), replica(InnerConfig(accumulate=2))
     first, second = (
         {name: gradient.clone() for name, gradient in one.backward(1).items()} for _ in range(2)
@@ -165,7 +165,7 @@ def test_accumulated_gradients_are_the_mean_over_the_batches() -> None:
         torch.testing.assert_close(gradient, (first[name] + second[name]) / 2)
 
 
-def test_settings_that_cannot_be_are_refused() -> None:
+def test_settings_that_cannot_be_are_refused():
     for changes, says in [
         ({"optimizer": "adam"}, "optimizer is 'adam'; use auto, adamw"),
         ({"schedule": "cosin"}, "schedule is 'cosin'; use cosine"),

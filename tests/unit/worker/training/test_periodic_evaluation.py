@@ -4,7 +4,6 @@ import random
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -73,7 +72,7 @@ class Run(LoneTrainer):
         self.run()
 
 
-def test_the_training_is_the_same_to_the_bit() -> None:
+def test_the_training_is_the_same_to_the_bit():
     never = Run(every_steps=0)
     after = torch.rand(()), random.random(), np.random.rand()
     often = Run(every_steps=3)
@@ -85,8 +84,8 @@ def test_the_training_is_the_same_to_the_bit() -> None:
 
 
 def test_it_is_the_loss_of_the_anchor_and_not_of_the_local_parameters(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(Trainer, "exchanges", True)  # in rounds that have not come yet
     run = Run(every_steps=2, noise=False)
     losses = {event["val_loss"] for event in run.told("validation")}
@@ -95,7 +94,7 @@ def test_it_is_the_loss_of_the_anchor_and_not_of_the_local_parameters(
     assert losses != {validate(run.task, run.model, 0).loss}
 
 
-def test_one_that_a_signal_cuts_short_tells_no_loss() -> None:
+def test_one_that_a_signal_cuts_short_tells_no_loss():
     run = Run(every_steps=3, wanted=lambda: False)
     assert run.told("validation") == []
     assert run.step == STEPS

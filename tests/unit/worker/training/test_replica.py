@@ -44,7 +44,7 @@ def trained(each: InnerReplica, steps: int) -> InnerReplica:
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.5, 1e9])
-def test_it_trains_as_adamw_with_clipping_does(clip: float) -> None:
+def test_it_trains_as_adamw_with_clipping_does(clip):
     config = InnerConfig(lr=0.01, warmup_steps=3, clip=clip, weight_decay=0.1)
     ours = trained(replica(config), 10)
     task, model = Line(), Line().model()
@@ -68,7 +68,7 @@ def test_it_trains_as_adamw_with_clipping_does(clip: float) -> None:
         assert torch.allclose(ours.parameters[name], parameter, rtol=1e-4, atol=1e-6)
 
 
-def test_moments_of_any_type_are_looked_at() -> None:
+def test_moments_of_any_type_are_looked_at():
     each = trained(replica(InnerConfig(lr=0.1)), 1)
     first, *_ = each.optimizers[0].state.values()
     moments = first["exp_avg"]
@@ -86,7 +86,7 @@ class Quantised(torch.Tensor):
         raise NotImplementedError(func)
 
 
-def test_forgetting_the_moments_is_a_fresh_optimizer_on_the_same_parameters() -> None:
+def test_forgetting_the_moments_is_a_fresh_optimizer_on_the_same_parameters():
     config = InnerConfig(lr=0.1, warmup_steps=0)
     used = trained(replica(config), 5)
     used.reset_moments()
@@ -99,7 +99,7 @@ def test_forgetting_the_moments_is_a_fresh_optimizer_on_the_same_parameters() ->
     assert all(map(torch.equal, fresh.parameters.values(), used.parameters.values()))
 
 
-def test_a_mean_of_gradients_in_fp32_serves_parameters_in_bf16() -> None:
+def test_a_mean_of_gradients_in_fp32_serves_parameters_in_bf16():
     each = replica(InnerConfig(), model=(model := Line().model().to(torch.bfloat16)))
     seen: list[torch.dtype] = []
     each.optimizers[0].register_step_pre_hook(
@@ -118,7 +118,7 @@ def measured(inner_steps: int, own_s: float, fastest_s: float, *, unequal: bool 
     return pace
 
 
-def test_a_peer_that_rounds_close_without_sends_earlier() -> None:
+def test_a_peer_that_rounds_close_without_sends_earlier():
     pace = measured(20, 0.1, 0.1)
     for counted, stride in ((False, 6), (False, 11), (False, 11), (True, 1), (False, 6)):
         pace.round_closed(0.0, counted=counted)
@@ -128,7 +128,7 @@ def test_a_peer_that_rounds_close_without_sends_earlier() -> None:
     assert pace.stride() == 1
 
 
-def test_autocast_computes_in_bf16_and_trains_in_fp32() -> None:
+def test_autocast_computes_in_bf16_and_trains_in_fp32():
     seen: list[torch.dtype] = []
     each = replica(InnerConfig(precision="bf16"), model := Line().model())
     model.register_forward_hook(lambda _model, _inputs, out: seen.append(out.dtype) or out.float())

@@ -57,9 +57,7 @@ class Case:
 
 @pytest.mark.parametrize("every_s", [0.001, 1.0, 5.0, 30.0, 1000.0])
 @pytest.mark.parametrize("costs", [(0.0, 0.0), (0.3, 0.0), (0.0, 0.9), (0.3, 1.5), (4.0, 4.0)])
-def test_checkpoints_take_three_percent_whatever_is_asked(
-    monkeypatch: pytest.MonkeyPatch, every_s: float, costs: tuple[float, float]
-) -> None:
+def test_checkpoints_take_three_percent_whatever_is_asked(monkeypatch, every_s, costs):
     case = Case(monkeypatch, every_s, costs)
     case.train(3000)
     least_s = max(every_s, sum(costs) / SHARE)
@@ -73,9 +71,7 @@ def test_checkpoints_take_three_percent_whatever_is_asked(
     ("fails", "says"),
     [(OSError(28, "No space"), "[Errno 28] No space"), (KeyError("dtype"), "KeyError: 'dtype'")],
 )
-def test_one_that_fails_is_told_once_and_tried_again(
-    monkeypatch: pytest.MonkeyPatch, fails: Exception, says: str
-) -> None:
+def test_one_that_fails_is_told_once_and_tried_again(monkeypatch, fails, says):
     """A full disk, or what no file can hold."""
     case = Case(monkeypatch, 10.0, (0.0, 0.0))
     case.fails = fails
@@ -88,14 +84,14 @@ def test_one_that_fails_is_told_once_and_tried_again(
     assert not case.saver.failed
 
 
-def test_the_first_waits_as_long_as_its_size_lets_expect() -> None:
+def test_the_first_waits_as_long_as_its_size_lets_expect():
     config = CheckpointConfig(every_s=30.0)
     for expected_bytes, waits_s in ((3_000_000_000, 100.0), (10**6, 30.0)):
         saver = Saver(Path("out"), config, expected_bytes, lambda _: None, lambda _: None)
         assert saver.interval_s == waits_s
 
 
-def test_only_one_is_on_its_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_only_one_is_on_its_way(monkeypatch, tmp_path):
     goes_on, begun = threading.Event(), []
 
     def slow(*_: object) -> Path:
@@ -115,7 +111,7 @@ def test_only_one_is_on_its_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 KINDS = "float64 float32 float16 bfloat16 bool complex64 int64 int32 int16 int8 uint8 float8_e4m3fn"
 
 
-def test_the_library_reads_what_is_written_in_pieces(tmp_path: Path) -> None:
+def test_the_library_reads_what_is_written_in_pieces(tmp_path):
     drawn = torch.randn(700, 700, generator=torch.Generator().manual_seed(0))  # of two pieces
     tensors = {kind: (drawn * 9).to(getattr(torch, kind)) for kind in KINDS.split()}
     tensors |= {"scalar": torch.tensor(3), "none": torch.empty(0, 4), "turned": drawn.t()}

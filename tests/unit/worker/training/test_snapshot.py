@@ -1,6 +1,5 @@
 """A trainer's state goes into a checkpoint and comes back, what it still owes included."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,7 +35,7 @@ def snapshot_of(trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return outer_state.snapshot(trainer, outer)
 
 
-def test_integers_come_back_from_a_checkpoint_exactly(tmp_path: Path) -> None:
+def test_integers_come_back_from_a_checkpoint_exactly(tmp_path):
     before, after = (trainer_of(task=Normalised(seed=0)) for _ in range(2))
     for step in (1, 2):
         before.replica.inner_step(step, before.replica.backward(step))
@@ -56,7 +55,7 @@ def test_integers_come_back_from_a_checkpoint_exactly(tmp_path: Path) -> None:
         assert one.hash == other.hash
 
 
-def test_a_run_goes_on_from_states_of_its_format_only() -> None:
+def test_a_run_goes_on_from_states_of_its_format_only():
     """Whatever protocol its peers speak; an earlier state has the number of its protocol."""
     _, values = snapshot_of(trainer_of())
     assert values.pop("format") == outer_state.FORMAT
@@ -75,7 +74,7 @@ def test_a_run_goes_on_from_states_of_its_format_only() -> None:
         assert outer_state.refusal({**values, **format_}, manifest()) == said
 
 
-def test_a_snapshot_does_not_change_with_what_training_does_next() -> None:
+def test_a_snapshot_does_not_change_with_what_training_does_next():
     trainer = trainer_of()
     trainer.replica.inner_step(1, trainer.replica.backward(1))
     tensors, _ = snapshot_of(trainer)
@@ -86,7 +85,7 @@ def test_a_snapshot_does_not_change_with_what_training_does_next() -> None:
         assert torch.equal(tensor, before[name]), name
 
 
-def test_only_an_outer_update_has_a_momentum() -> None:
+def test_only_an_outer_update_has_a_momentum():
     gradients = {"payload": "gradient", "inner_steps": 1}
     for changes, momentum in (({}, True), (gradients, False), ({"exchange": "none"}, False)):
         (state,) = trainer_of(Plan(**changes)).states

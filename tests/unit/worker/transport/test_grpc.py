@@ -68,9 +68,7 @@ async def linked(
 
 @pytest.mark.parametrize("encrypted", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-async def test_a_peer_is_reached_by_a_name_of_this_machine(
-    run: Authority, names: None, name: str, encrypted: bool
-) -> None:
+async def test_a_peer_is_reached_by_a_name_of_this_machine(run, names, name, encrypted):
     """By a call, and by a stream after it; with a certificate too, which has a name of its own."""
     mine, other = (run.new_identity(Role.PEER, n) if encrypted else None for n in "ab")
     async with linked(Ends(), other, mine) as (address, client, _):
@@ -81,7 +79,7 @@ async def test_a_peer_is_reached_by_a_name_of_this_machine(
         assert await client.open(f"{name}:{port}", "Data/PairRound", "b").receive() is None
 
 
-async def test_a_name_that_this_machine_does_not_know_is_said_to_be_one(names: None) -> None:
+async def test_a_name_that_this_machine_does_not_know_is_said_to_be_one(names):
     client = GrpcTransport("127.0.0.1:0")
     says = "^no.such.example:7700: no address is known for the name no.such.example .name or "
     with pytest.raises(Unreachable, match=says):
@@ -116,7 +114,7 @@ async def fill(stream: Stream) -> None:
         await stream.send(bytes(2**20))
 
 
-async def test_last_words_of_who_ends_a_stream_early_arrive_though_much_is_on_its_way() -> None:
+async def test_last_words_of_who_ends_a_stream_early_arrive_though_much_is_on_its_way():
     """To send is a broken stream then, no failure of the sender's. And the connection has a place
     for the next stream, whether they were read or not."""
     async with linked(Shouts()) as (address, client, _):
@@ -133,7 +131,7 @@ async def test_last_words_of_who_ends_a_stream_early_arrive_though_much_is_on_it
             stream.cancel()
 
 
-async def test_what_a_server_says_of_a_refusal_is_cut_and_steers_no_terminal() -> None:
+async def test_what_a_server_says_of_a_refusal_is_cut_and_steers_no_terminal():
     async with linked(Shouts()) as (address, client, _):
         with pytest.raises(Unreachable) as refused:
             await client.call(address, "Control/Status", b"", 10.0)
@@ -143,7 +141,7 @@ async def test_what_a_server_says_of_a_refusal_is_cut_and_steers_no_terminal() -
     assert len(said) < 400
 
 
-async def test_probes_learn_that_it_serves() -> None:
+async def test_probes_learn_that_it_serves():
     async with linked(Ends()) as (address, _, _), aio.insecure_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         status = (await stub.Check(health_pb2.HealthCheckRequest(), timeout=10)).status
@@ -180,7 +178,7 @@ async def said(identity: Identity | None, address: str, peer: str | None = None)
         await client.close()
 
 
-async def test_a_renewed_certificate_is_shown_from_the_next_connection_on(run: Authority) -> None:
+async def test_a_renewed_certificate_is_shown_from_the_next_connection_on(run):
     """A stream that there is goes on; what has expired lets nobody connect, nor be connected to."""
     client = run.new_identity(Role.PEER, "b")
     used = linked(Repeats(), run.new_identity(Role.PEER, "a"), client)
@@ -202,9 +200,7 @@ async def test_a_renewed_certificate_is_shown_from_the_next_connection_on(run: A
         assert await stream.receive() == b"still here"
 
 
-async def test_who_has_no_certificate_of_the_run_gets_nothing(
-    run: Authority, tmp_path: Path
-) -> None:
+async def test_who_has_no_certificate_of_the_run_gets_nothing(run, tmp_path):
     """The last believes the run, and shows a certificate of somebody else's."""
     other = Authority.make(tmp_path / "other").new_identity(Role.PEER, "b")
     mixed = Identity(other.key, other.certificate, run.certificate, Role.PEER, "b")
@@ -218,9 +214,7 @@ async def test_who_has_no_certificate_of_the_run_gets_nothing(
                 await said(shown, address)
 
 
-async def test_a_server_of_another_run_or_with_a_tokens_certificate_gets_nothing(
-    run: Authority, tmp_path: Path
-) -> None:
+async def test_a_server_of_another_run_or_with_a_tokens_certificate_gets_nothing(run, tmp_path):
     client, token = run.new_identity(Role.PEER, "b"), run.create_token().identity
     other = Authority.make(tmp_path / "other").new_identity(Role.PEER, "a")
     for server, caller, says in (
@@ -243,8 +237,8 @@ class Admits(Repeats):
 
 
 async def test_tokens_and_members_that_hold_calls_leave_a_place_to_each_other(
-    run: Authority,
-) -> None:
+    run,
+):
     """Calls that are begun and ask nothing."""
     server = GrpcTransport("127.0.0.1:0", security=run.new_identity(Role.PEER, "a"))
     tokens = [run.create_token().identity for _ in range(9)]
@@ -271,7 +265,7 @@ async def test_tokens_and_members_that_hold_calls_leave_a_place_to_each_other(
         await server.close()
 
 
-async def test_addresses_that_are_dialled_once_keep_no_connection(run: Authority) -> None:
+async def test_addresses_that_are_dialled_once_keep_no_connection(run):
     """As many as somebody names; what is under way goes on."""
     there, here = (run.new_identity(Role.PEER, name) for name in "ab")
     async with linked(Repeats(), there, here, "0.0.0.0:0") as (address, caller, _):
@@ -291,7 +285,7 @@ async def test_addresses_that_are_dialled_once_keep_no_connection(run: Authority
             await asyncio.sleep(0)
 
 
-async def test_peers_speak_tls_1_3(run: Authority, tmp_path: Path) -> None:
+async def test_peers_speak_tls_1_3(run, tmp_path):
     mine, other = (run.new_identity(Role.PEER, name) for name in ("a", "b"))
     key, certificate = tmp_path / "key", tmp_path / "certificate"
     key.write_bytes(other.key)

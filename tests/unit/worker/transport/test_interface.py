@@ -11,7 +11,7 @@ ANNA, BEN = (Caller(f"ipv4:10.0.0.{n}:1", "peer", name) for n, name in enumerate
 SOMEBODY = Caller("ipv4:10.0.0.9:1")
 
 
-def test_each_caller_has_its_own_places_and_all_have_so_many() -> None:
+def test_each_caller_has_its_own_places_and_all_have_so_many():
     places = Places("streams", 0, 2, lambda: 6)
     with ExitStack() as held:
         for caller in (ANNA, ANNA):
@@ -30,7 +30,7 @@ def test_each_caller_has_its_own_places_and_all_have_so_many() -> None:
     [(3, 4, (ANNA, ANNA, ANNA, BEN)), (1, 3, (SOMEBODY, SOMEBODY, SOMEBODY))],
     ids=["whatever others have", "without certificates none is told from another"],
 )
-def test_each_caller_has_its_share(share: int, places: int, callers: tuple[Caller, ...]) -> None:
+def test_each_caller_has_its_share(share, places, callers):
     taken = Places("streams", 1, share, lambda: places)
     with ExitStack() as held:
         for caller in callers:
@@ -39,7 +39,7 @@ def test_each_caller_has_its_share(share: int, places: int, callers: tuple[Calle
             held.enter_context(taken.taken(callers[-1]))
 
 
-def test_places_grow_with_the_swarm_and_no_caller_has_most_of_them() -> None:
+def test_places_grow_with_the_swarm_and_no_caller_has_most_of_them():
     assert most_streams(1) == most_streams(8) == 128
     assert most_streams(50) == 800
     assert most_streams(1) / 4 >= STREAMS_EACH

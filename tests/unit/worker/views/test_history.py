@@ -43,7 +43,7 @@ def both(**more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return status("w0", "w1", **more), status("w1", "w0")
 
 
-def test_what_a_dead_peer_said_last_stays(history: History) -> None:
+def test_what_a_dead_peer_said_last_stays(history):
     history.add(look(100.0, status("w0", "w1"), status("w1", "w0", loss=1.5)))
     later = status("w0", "w1")
     later["members"][1]["health"] = "dead"
@@ -53,7 +53,7 @@ def test_what_a_dead_peer_said_last_stays(history: History) -> None:
     assert history.since(100.0)["news"] == [{"time_s": 102.0, "peer": "w1", "text": "dead"}]
 
 
-def test_one_look_that_a_peer_misses_is_no_news(history: History) -> None:
+def test_one_look_that_a_peer_misses_is_no_news(history):
     history.add(look(100.0, *both()))
     for time_s, answers in ((102.0, True), (107.0, False)):
         history.add(look(time_s, status("w0", "w1")))
@@ -61,7 +61,7 @@ def test_one_look_that_a_peer_misses_is_no_news(history: History) -> None:
     assert [each["text"] for each in history.since(102.0)["news"]] == ["does not answer"]
 
 
-def test_points_are_thinned_out_and_span_the_run(history: History) -> None:
+def test_points_are_thinned_out_and_span_the_run(history):
     for number in range(5 * MOST_POINTS):
         history.add(look(100.0 + number, status("w0", step=number)))
     points = history.since(0)["points"]["w0"]
@@ -72,7 +72,7 @@ def test_points_are_thinned_out_and_span_the_run(history: History) -> None:
     assert steps[-1] >= 5 * MOST_POINTS - 32
 
 
-def test_of_rounds_and_news_the_latest_are_kept(history: History) -> None:
+def test_of_rounds_and_news_the_latest_are_kept(history):
     for number in range(3 * MOST_ROUNDS):
         said = {"fragment": 0, "round": number, "began_s_ago": 1.0, "ended_s_ago": 0.5}
         rounds = {"completed": 1, "failed": number, "late": 0}
@@ -82,7 +82,7 @@ def test_of_rounds_and_news_the_latest_are_kept(history: History) -> None:
     assert len(history.since(0)["news"]) == MOST_NEWS
 
 
-def test_more_peers_than_a_page_shows_take_no_more_memory(history: History) -> None:
+def test_more_peers_than_a_page_shows_take_no_more_memory(history):
     names = [f"p{number}" for number in range(2 * MOST_PEERS)]
     history.add(look(100.0, status("w0", *names)))
     history.add(look(102.0, status("w0", *reversed(names))))
@@ -90,7 +90,7 @@ def test_more_peers_than_a_page_shows_take_no_more_memory(history: History) -> N
     assert len(history.since(0)["points"]) == MOST_PEERS
 
 
-def test_a_new_peer_takes_the_place_of_one_that_nobody_names_any_more(history: History) -> None:
+def test_a_new_peer_takes_the_place_of_one_that_nobody_names_any_more(history):
     history.add(look(100.0, status("w0", *(f"p{number}" for number in range(MOST_PEERS - 1)))))
     history.add(look(102.0, status("w0", "p0", "new")))
     names = [peer["peer"] for peer in history.since(0)["peers"]]
@@ -98,7 +98,7 @@ def test_a_new_peer_takes_the_place_of_one_that_nobody_names_any_more(history: H
     assert {"w0", "p0", "new"} <= set(names)
 
 
-def test_rounds_are_placed_on_this_machines_clock_until_they_are_over(history: History) -> None:
+def test_rounds_are_placed_on_this_machines_clock_until_they_are_over(history):
     on_its_way = {"fragment": 0, "round": 7, "began_s_ago": 1.5, "ended_s_ago": None}
     over = {
         "fragment": 0, "round": 7, "began_s_ago": 3.5, "ended_s_ago": 1.0, "waited_for": "w1",
@@ -112,7 +112,7 @@ def test_rounds_are_placed_on_this_machines_clock_until_they_are_over(history: H
     assert (round_["waited_for"], round_["stall_s"], round_["told_s"]) == ("w1", 2.0, 102.0)
 
 
-def test_rates_are_of_what_has_grown_lately(history: History) -> None:
+def test_rates_are_of_what_has_grown_lately(history):
     def looked(time_s: float, sent: int, to_w1: int, from_w1: int) -> tuple[Any, Any]:
         first, second = both(traffic={"bytes_sent": sent, "bytes_received": 0})
         first["members"][1] |= {"sent_bytes": to_w1, "received_bytes": from_w1, "rtt_ms": 20.0}
@@ -130,7 +130,7 @@ def test_rates_are_of_what_has_grown_lately(history: History) -> None:
 
 
 @pytest.mark.parametrize("value", [None, "x", [], {}, float("nan"), float("inf"), 2**63, True])
-def test_a_document_may_hold_anything(history: History, value: Any) -> None:
+def test_a_document_may_hold_anything(history, value):
     document = status("w0", "w1")
     keys = [*document, "recent_rounds", "verdicts", "refused", "quarantine", "waiting_s"]
     for time_s, key in enumerate(keys, 100):
@@ -142,7 +142,7 @@ def test_a_document_may_hold_anything(history: History, value: Any) -> None:
     json.dumps(history.since(0), allow_nan=False)
 
 
-def test_texts_of_peers_are_cut_and_made_printable(history: History) -> None:
+def test_texts_of_peers_are_cut_and_made_printable(history):
     history.add(look(100.0, status(HOSTILE + "\x1b[2J" + "x" * 500)))
     (peer,) = history.since(0)["peers"]
     assert peer["peer"].startswith(HOSTILE)

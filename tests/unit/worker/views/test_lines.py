@@ -43,7 +43,7 @@ from murmuration.worker.views.lines import PlainLines, SwarmLines, describe
         ({"event": "head_start"}, None),
     ],
 )  # fmt: skip
-def test_an_event_is_one_plain_line_or_none(event: dict[str, object], line: str | None) -> None:
+def test_an_event_is_one_plain_line_or_none(event, line):
     assert describe(event) == line
 
 
@@ -60,9 +60,7 @@ ROUND = {"event": "round", "round": 0, "fragment": 0, "contributors": 2, "exchan
     ("verbosity", "steps"),
     [(0, [0, 2, 35, "c", "w"]), (1, [0, 1, "r", 2, 5, 35, "c", "w"]), (-1, ["w"])],
 )
-def test_training_is_a_line_a_round_and_more_or_less_if_asked(
-    verbosity: int, steps: list[object], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_training_is_a_line_a_round_and_more_or_less_if_asked(verbosity, steps, capsys):
     show = PlainLines(verbosity=verbosity)
     for event in (training(0, 0), training(1, 0), ROUND, training(2, 1), training(5, 1),
                   training(35, 1), {"event": "checkpoint", "path": "x"},
@@ -76,8 +74,8 @@ def test_training_is_a_line_a_round_and_more_or_less_if_asked(
 
 
 def test_a_line_begins_with_the_time_of_day_and_since_the_start(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    capsys,
+):
     at = "2026-01-02T14:02:31.123+01:00"
     PlainLines()({"event": "warning", "text": "x", "at": at, "time_s": 12.345})
     assert capsys.readouterr().out == "14:02:31+0100    12.3 s  warning: x\n"
@@ -93,7 +91,7 @@ def said() -> Says:
     return lambda peer, event, **fields: lines.line({"event": event, "peer": peer, **fields})
 
 
-def test_what_several_report_is_said_once(said: Says) -> None:
+def test_what_several_report_is_said_once(said):
     for peer, health, line in (
         ("w0", "suspect", "w0: w2 is suspect"),
         ("w1", "suspect", None),
@@ -108,7 +106,7 @@ def test_what_several_report_is_said_once(said: Says) -> None:
     assert said("w1", "started", **start) is None
 
 
-def test_failures_say_why_in_one_line(said: Says) -> None:
+def test_failures_say_why_in_one_line(said):
     failed = {"fragment": 0, "round": 7, "reason": "the round's\ndeadline has passed"}
     assert said("w0", "round_failed", **failed, waiting_for=["w2"]) == (
         "w0: round 7 of fragment 0 failed: the round's deadline has passed; it waited for w2"
@@ -124,7 +122,7 @@ CONTROL = "\N{REPLACEMENT CHARACTER}"  # in the place of a control character
 BROKE = "shard 3 of round 5 of fragment 0 from w1 broke off"
 
 
-def test_a_stall_is_said_once_by_all_and_again_when_it_has_doubled(said: Says) -> None:
+def test_a_stall_is_said_once_by_all_and_again_when_it_has_doubled(said):
     stall = {"round": 7, "waiting_for": ["w2"], "seconds": 6.0, "last_s": 2.5}
     line = "w0: round 7 waits for w2: 6 s so far, the last round took 2.5 s"
     assert said("w0", "stalled", **stall) == line
@@ -133,7 +131,7 @@ def test_a_stall_is_said_once_by_all_and_again_when_it_has_doubled(said: Says) -
     assert said("w1", "stalled", **stall | {"round": 8}) is not None
 
 
-def test_a_link_that_breaks_often_has_one_line_for_each_sender_and_round(said: Says) -> None:
+def test_a_link_that_breaks_often_has_one_line_for_each_sender_and_round(said):
     event = {"peer": "w0", "reason": BROKE, "again": True, "sender": "w1", "round": 5}
     line = f"w0: a message of w1 is not taken: {BROKE}; it is sent again"
     assert said(event="refused", **event) == line
@@ -142,14 +140,14 @@ def test_a_link_that_breaks_often_has_one_line_for_each_sender_and_round(said: S
         assert said(event="refused", **event | other) is not None
 
 
-def test_what_is_missing_or_strange_is_left_open(said: Says) -> None:
+def test_what_is_missing_or_strange_is_left_open(said):
     assert said("w5", "moves", to="\x1b") == f"w5: moves from stage ? to stage {CONTROL}"
     odd = said("w5", "rebuilt", stage=1, **{"from": {"\x1b": 1.0, "2": "x"}})
     assert odd == f"w5: rebuilt stage 1 from 100 % of stage {CONTROL}"
     assert said("w5", "rebuilt", **{"from": 3}) == "w5: rebuilt stage ? from nothing"
 
 
-def test_a_stage_without_replicas_is_said_once_until_somebody_says_it_again(said: Says) -> None:
+def test_a_stage_without_replicas_is_said_once_until_somebody_says_it_again(said):
     for peer, again in (("w0", False), ("w1", True), ("w1", False), ("w0", True)):
         line = said(peer, "warning", text="gone", stage=2)
         assert line == (None if again else f"{peer}: warning: gone")
@@ -157,7 +155,7 @@ def test_a_stage_without_replicas_is_said_once_until_somebody_says_it_again(said
         assert said(peer, "warning", text="gone") == f"{peer}: warning: gone"
 
 
-def test_a_fault_is_said_once_by_all_that_find_it_and_once_when_it_is_gone(said: Says) -> None:
+def test_a_fault_is_said_once_by_all_that_find_it_and_once_when_it_is_gone(said):
     verdict = {"kind": "uplink", "peer": "w2", "measured": 3.1, "usual": 20.0, "cost": 0.04}
     verdict["since"] = "2026-01-05T14:02:31+01:00"
     words = "w2's uplink, 3.1 of 20 Mbit/s since 14:02, cost 4 % of rounds"

@@ -39,7 +39,7 @@ def client(token: str | None = None, host: str = "127.0.0.1:8900") -> TestClient
 
 
 @pytest.mark.parametrize("path", [*FILES, "/api/swarm"])
-def test_everything_is_there_on_loopback(path: str) -> None:
+def test_everything_is_there_on_loopback(path):
     answer = client().get(path)
     assert answer.status_code == 200
     for name, value in HEADERS.items():
@@ -47,7 +47,7 @@ def test_everything_is_there_on_loopback(path: str) -> None:
     assert "set-cookie" not in answer.headers
 
 
-def test_the_policy_allows_no_code_but_the_pages_own() -> None:
+def test_the_policy_allows_no_code_but_the_pages_own():
     policy = HEADERS["content-security-policy"]
     assert {"default-src 'none'", "script-src 'self'"} <= set(policy.split("; "))
     assert "unsafe" not in policy
@@ -56,18 +56,18 @@ def test_the_policy_allows_no_code_but_the_pages_own() -> None:
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 @pytest.mark.parametrize("path", ["/", "/api/swarm"])
-def test_it_is_for_reading_alone(method: str, path: str) -> None:
+def test_it_is_for_reading_alone(method, path):
     assert client().request(method, path).status_code == 405
 
 
 @pytest.mark.parametrize("path", ["/..%2fapp.py", "/static/page.js", "/uPlot.LICENSE", "/api/"])
-def test_nothing_else_is_served(path: str) -> None:
+def test_nothing_else_is_served(path):
     answer = client().get(path)
     assert answer.status_code == 404
     assert answer.headers["content-security-policy"] == HEADERS["content-security-policy"]
 
 
-def test_the_figures_want_the_token() -> None:
+def test_the_figures_want_the_token():
     asked = client(TOKEN, "peer.example:8900")
     assert asked.get("/").status_code == 200
     assert asked.get("/api/swarm").status_code == 401
@@ -81,7 +81,7 @@ def test_the_figures_want_the_token() -> None:
     assert TOKEN not in answer.text
 
 
-def test_on_loopback_it_answers_under_names_of_this_machine_alone() -> None:
+def test_on_loopback_it_answers_under_names_of_this_machine_alone():
     """Or any page that is open in a browser could read along, by a name that leads here."""
     for name in ("127.0.0.1:8900", "localhost:8900", "[::1]:8900"):
         assert client(host=name).get("/api/swarm").status_code == 200
@@ -91,14 +91,14 @@ def test_on_loopback_it_answers_under_names_of_this_machine_alone() -> None:
 @pytest.mark.parametrize(
     ("since", "status", "points"), [("0", 200, 1), ("100.0", 200, 0), ("x", 400, None)]
 )
-def test_the_history_since_a_time(since: str, status: int, points: int | None) -> None:
+def test_the_history_since_a_time(since, status, points):
     answer = client().get("/api/swarm", params={"since": since})
     assert answer.status_code == status
     if points is not None:
         assert len(answer.json()["points"]["w0"]) == points
 
 
-def test_the_page_takes_nothing_from_elsewhere_and_no_text_as_markup() -> None:
+def test_the_page_takes_nothing_from_elsewhere_and_no_text_as_markup():
     own = {name: (STATIC / name).read_text() for name in ("page.html", "page.js", "page.css")}
     namespaces = {"http://www.w3.org/1999/xhtml", "http://www.w3.org/2000/svg"}
     for name, text in own.items():
@@ -140,7 +140,7 @@ def asked(url: str, token: str = "") -> Any:
         return json.load(answer)
 
 
-def test_on_loopback_it_needs_nothing(tmp_path: Path) -> None:
+def test_on_loopback_it_needs_nothing(tmp_path):
     with serving(PagePlace("127.0.0.1:0", tmp_path), encrypted=True) as server:
         assert server.url.startswith("http://127.0.0.1:")
         assert server.token_path is None
@@ -148,7 +148,7 @@ def test_on_loopback_it_needs_nothing(tmp_path: Path) -> None:
         assert not list(tmp_path.iterdir())
 
 
-def test_off_loopback_an_encrypted_run_speaks_https_and_wants_the_token(tmp_path: Path) -> None:
+def test_off_loopback_an_encrypted_run_speaks_https_and_wants_the_token(tmp_path):
     Authority.make(tmp_path).new_identity(Role.PEER, "w0").save(tmp_path)
     with serving(PagePlace("0.0.0.0:0", tmp_path), encrypted=True) as server:
         assert server.url.startswith("https://0.0.0.0:")
@@ -160,9 +160,7 @@ def test_off_loopback_an_encrypted_run_speaks_https_and_wants_the_token(tmp_path
 
 
 @pytest.mark.parametrize("said", [b"", b"GET / HTT"], ids=["nothing", "half a line"])
-def test_connections_that_ask_nothing_are_closed(
-    said: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connections_that_ask_nothing_are_closed(said, tmp_path, monkeypatch):
     monkeypatch.setattr(page, "_REQUEST_S", 0.1)
     with serving(PagePlace("127.0.0.1:0", tmp_path)) as server, ExitStack() as up:
         address = split_address(urlsplit(server.url).netloc)
@@ -174,7 +172,7 @@ def test_connections_that_ask_nothing_are_closed(
         assert "peers" in asked(server.url)
 
 
-def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_told(tmp_path):
     with serving(PagePlace("127.0.0.1:0", tmp_path)) as server:
         taken = server.url.removeprefix("http://").rstrip("/")
         says = f"^cannot listen on {taken}: .*choose another with --web"
@@ -182,7 +180,7 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
             PageServer(PagePlace(taken, tmp_path), lambda: LOOK, encrypted=False)
 
 
-def test_the_token_is_kept_for_its_user_alone_and_stays(tmp_path: Path) -> None:
+def test_the_token_is_kept_for_its_user_alone_and_stays(tmp_path):
     token, path = page_token(tmp_path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert len(token) >= 32
@@ -190,7 +188,7 @@ def test_the_token_is_kept_for_its_user_alone_and_stays(tmp_path: Path) -> None:
     assert page_token(tmp_path / "another")[0] != token
 
 
-def test_the_token_is_said_on_a_terminal_and_never_logged(tmp_path: Path) -> None:
+def test_the_token_is_said_on_a_terminal_and_never_logged(tmp_path):
     token, path = page_token(tmp_path)
     event = page_event("https://192.0.2.7:8900/", path)
     assert token not in json.dumps(event)

@@ -25,7 +25,7 @@ def cells(*peers: PeerSummary) -> list[dict[str, str]]:
     return [dict(zip(heads, row, strict=True)) for row in rows]
 
 
-def test_a_peer_is_shown_by_its_own_word() -> None:
+def test_a_peer_is_shown_by_its_own_word():
     assert cells(summary_of(member(), OWN)) == [
         {
             "peer": "w0", "address": "w0:7700", "state": "training", "step": "100",
@@ -36,13 +36,13 @@ def test_a_peer_is_shown_by_its_own_word() -> None:
     ]  # fmt: skip
 
 
-def test_its_relays_are_named() -> None:
+def test_its_relays_are_named():
     relayed = summary_of(member(address="w0@w1:7700,w2:7700"), None, {"w1:7700": "w1"})
     direct = summary_of(member(), OWN)
     assert [row["relayed by"] for row in cells(relayed, direct)] == ["w1 or w2:7700", "-"]
 
 
-def test_the_slowest_peer_at_work_says_how_far_the_run_is() -> None:
+def test_the_slowest_peer_at_work_says_how_far_the_run_is():
     states = [("training", 100, 10.0), ("training", 80, 8.0), ("dead", 20, 1.0)]
     peers = [
         PeerSummary(f"w{n}", state=state, step=step, steps=400, steps_per_s=pace, tokens_per_s=9.0)
@@ -59,7 +59,7 @@ def test_the_slowest_peer_at_work_says_how_far_the_run_is() -> None:
 
 
 @pytest.mark.parametrize("value", [None, "x", [], {}, float("nan"), 2**63, True, 1e308])
-def test_a_document_may_hold_anything(value: Any) -> None:
+def test_a_document_may_hold_anything(value):
     for key in (*OWN, *member()):
         peers = [summary_of(member(**{key: value}), OWN | {key: value}), summary_of(member(), OWN)]
         assert SwarmSummary(peers=peers).line().startswith("peers ")

@@ -59,7 +59,7 @@ class StandIn(ModuleType):
         self.finished = True
 
 
-def test_tensorboard_has_every_figure_at_its_step(tmp_path: Path) -> None:
+def test_tensorboard_has_every_figure_at_its_step(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     assert tell(("tensorboard",), tmp_path) == list(EVENTS)
@@ -71,9 +71,7 @@ def test_tensorboard_has_every_figure_at_its_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_the_others_are_told_the_same(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_others_are_told_the_same(name, tmp_path, monkeypatch):
     library = StandIn(name)
     monkeypatch.setitem(sys.modules, name, library)
     tell((name, name), tmp_path)
@@ -83,9 +81,7 @@ def test_the_others_are_told_the_same(
     assert library.began.get("dir") == (str(tmp_path) if name == "wandb" else None)
 
 
-def test_a_tracker_that_fails_is_told_of_once_and_holds_nothing_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_that_fails_is_told_of_once_and_holds_nothing_up(tmp_path, monkeypatch):
     bad, good = StandIn("wandb", fails=True), StandIn("trackio")
     monkeypatch.setitem(sys.modules, "wandb", bad)
     monkeypatch.setitem(sys.modules, "trackio", good)
@@ -96,7 +92,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_holds_nothing_up(
     assert (bad.calls, good.told) == (1, FIGURES)
 
 
-def test_what_is_no_number_and_what_is_no_training_is_left_out() -> None:
+def test_what_is_no_number_and_what_is_no_training_is_left_out():
     assert figures_of({**PROGRESS, "state": "waiting"}) == {}
     assert figures_of({"event": "progress", "state": "training", "loss": float("nan")}) == {}
     assert figures_of({"event": "validation", "val_loss": None, "val_metrics": 3}) == {}

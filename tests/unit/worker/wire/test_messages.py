@@ -44,7 +44,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", ["run", "group", "pruned", "invalid", "again"])
-def test_a_refusal_says_why_and_one_of_a_later_version_ends_the_round(kind: str) -> None:
+def test_a_refusal_says_why_and_one_of_a_later_version_ends_the_round(kind):
     refusal = wire.refusal(kind, "closed long ago")
     assert refusal.reason == "closed long ago"
     assert pb.RefusalCode.Name(refusal.code) == f"REFUSAL_{kind.upper()}"
@@ -63,7 +63,7 @@ class Malicious:
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_a_pickle_is_never_executed(tmp_path: Path, protocol: int) -> None:
+def test_a_pickle_is_never_executed(tmp_path, protocol):
     trap = tmp_path / "executed"
     raw = pickle.dumps(Malicious(trap), protocol=protocol)
     for kind, no_message in product(KINDS, (raw, b"\x0f\xff\xff")):
@@ -75,13 +75,13 @@ def test_a_pickle_is_never_executed(tmp_path: Path, protocol: int) -> None:
     assert not trap.exists()
 
 
-def test_ours_and_the_wires_enums_name_the_same_things() -> None:
+def test_ours_and_the_wires_enums_name_the_same_things():
     assert {f"HEALTH_{h.name}": int(h) for h in Health} == dict(pb.Health.items())
     assert {f"PHASE_{p.name}": int(p) for p in Phase} == dict(pb.Phase.items())
 
 
 @pytest.mark.parametrize("name", ["", "x" * 257, "\N{BIRD}" * 65])
-def test_names_are_of_1_to_256_bytes(name: str) -> None:
+def test_names_are_of_1_to_256_bytes(name):
     for member in (pb.Member(peer=name, address="a"), pb.Member(peer="a", address=name)):
         with pytest.raises(WireError, match=f"a name or address of {len(name)} characters"):
             wire.member_from_message(member)
@@ -102,12 +102,12 @@ def test_names_are_of_1_to_256_bytes(name: str) -> None:
         ("unreachable", ["a", "b", "a"], "itself or a peer twice"),
     ],
 )  # fmt: skip
-def test_what_a_member_cannot_be_is_refused(field: str, value: object, says: str) -> None:
+def test_what_a_member_cannot_be_is_refused(field, value, says):
     with pytest.raises(WireError, match=f"^peer w3: {says}"):
         wire.member_from_message(pb.Member(peer="w3", address="a", **{field: value}))
 
 
-def test_a_member_list_is_bounded() -> None:
+def test_a_member_list_is_bounded():
     members = [pb.Member(peer="a", address="b")] * 4097
     assert len(wire.counted_members(members[:4096])) == 4096
     with pytest.raises(WireError, match="4097 peers in one message; at most 4096"):
@@ -132,18 +132,18 @@ HISTORY = (
     ],
     ids=["past the end", "too many peers", "too long", "out of order", "too many parts", "twice"],
 )
-def test_what_fits_no_fragment_is_refused(history: History, elements: int, most_peers: int) -> None:
+def test_what_fits_no_fragment_is_refused(history, elements, most_peers):
     with pytest.raises(WireError):
         history_from_message(history_to_message(history), elements, most_peers)
 
 
-def test_a_place_beyond_the_peers_is_refused() -> None:
+def test_a_place_beyond_the_peers_is_refused():
     part = pb.CountedPart(start=0, stop=4, contributors=[1])
     with pytest.raises(WireError):
         history_from_message(pb.History(peers=["a"], rounds=[pb.CountedRound(parts=[part])]), 10, 3)
 
 
-def test_shards_of_the_same_peers_are_one_part_and_old_rounds_go() -> None:
+def test_shards_of_the_same_peers_are_one_part_and_old_rounds_go():
     history: History = ()
     for round_ in range(RECORDED_ROUNDS + 2):
         parts = [(4, 6, ("a",)), (0, 2, ("a", "b")), (2, 4, ("a", "b"))]
@@ -157,7 +157,7 @@ def test_shards_of_the_same_peers_are_one_part_and_old_rounds_go() -> None:
     assert recorded(history, 99, ()) is history
 
 
-def test_ranges_without_others() -> None:
+def test_ranges_without_others():
     assert without(((0, 4), (6, 9)), ((1, 2), (3, 7))) == ((0, 1), (2, 3), (7, 9))
     assert without(((0, 4),), ()) == ((0, 4),)
     assert without(((0, 4),), ((0, 4),)) == ()
@@ -187,7 +187,7 @@ NEWS = st.builds(
 
 
 @given(NEWS)
-def test_news_come_back_as_they_were(news: LeaseNews) -> None:
+def test_news_come_back_as_they_were(news):
     raw = lease_news_to_message(news, 5).SerializeToString()
     again = lease_news_from_message(parse(pb.LeaseNews, raw), 5)
     assert (again.holdings, again.cursors) == (news.holdings, news.cursors)
@@ -215,6 +215,6 @@ def message(**changed: object) -> pb.LeaseNews:
         (message(ledgers=[pb.StreamLedger(done=[1] * 2**15)]), "no list of ranges"),
     ],
 )
-def test_what_no_peer_says_is_refused(news: pb.LeaseNews, reason: str) -> None:
+def test_what_no_peer_says_is_refused(news, reason):
     with pytest.raises(WireError, match=reason):
         lease_news_from_message(news, 5)

@@ -12,16 +12,14 @@ from hypothesis import strategies as st
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.wire import Again, Incoming, Payload, WireError, hash64
-from murmuration.worker.wire.payloads import Kind, frame_message
+from murmuration.worker.wire.payloads import frame_message
 from tests.support.frames import frames, frames_of, incoming_of
 
 PARTS = st.lists(st.binary(max_size=70), max_size=5)
 
 
 @given(PARTS, st.integers(0, 400), st.integers(1, 40))
-def test_frames_carry_every_byte_from_the_offset_on(
-    parts: list[bytes], offset: int, limit: int
-) -> None:
+def test_frames_carry_every_byte_from_the_offset_on(parts, offset, limit):
     whole = b"".join(parts)
     with frames_of(limit):
         sent = list(frames(map(memoryview, parts), offset))
@@ -35,7 +33,7 @@ def test_frames_carry_every_byte_from_the_offset_on(
 
 
 @given(st.integers(0, 2**64 - 1))
-def test_only_the_next_offset_is_taken(offset: int) -> None:
+def test_only_the_next_offset_is_taken(offset):
     incoming = incoming_of(b"0123456789")
     incoming.add(pb.Frame(offset=0, payload=b"0123", hash=hash64(b"0123")))
     frame = pb.Frame(offset=offset, payload=b"456", hash=hash64(b"456"))
@@ -47,13 +45,13 @@ def test_only_the_next_offset_is_taken(offset: int) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 11, 2**20 + 1])
-def test_a_frame_that_is_empty_or_larger_than_what_is_left_is_refused(size: int) -> None:
+def test_a_frame_that_is_empty_or_larger_than_what_is_left_is_refused(size):
     payload = bytes(size)
     with pytest.raises(WireError, match=f"^a frame of {size} bytes at 0 of 10$"):
         Incoming(10, 0).add(pb.Frame(offset=0, payload=payload, hash=hash64(payload)))
 
 
-def test_an_unfinished_payload_does_not_verify() -> None:
+def test_an_unfinished_payload_does_not_verify():
     incoming = incoming_of(b"abcd")
     incoming.add(pb.Frame(offset=0, payload=b"ab", hash=hash64(b"ab")))
     assert not incoming.complete
@@ -67,9 +65,7 @@ def test_an_unfinished_payload_does_not_verify() -> None:
     st.binary(min_size=1, max_size=400),
     st.integers(0, 2**32 - 1),
 )
-def test_what_is_written_by_hand_is_what_the_generated_code_writes(
-    kind: Kind, offset: int, piece: bytes, raw_bytes: int
-) -> None:
+def test_what_is_written_by_hand_is_what_the_generated_code_writes(kind, offset, piece, raw_bytes):
     raw = frame_message(kind, offset, memoryview(piece), raw_bytes)
     found = kind.FromString(raw).frame
     assert (found.offset, found.payload, found.hash) == (offset, piece, hash64(piece))
@@ -93,9 +89,7 @@ def frame(carried: bytes, raw_bytes: int, **more: int) -> pb.Frame:
 
 
 @given(PAYLOADS, st.integers(1, 64), st.booleans(), KINDS)
-def test_a_payload_arrives_whole_and_is_counted_as_it_travels(
-    raw: bytes, limit: int, compress: bool, kind: Kind
-) -> None:
+def test_a_payload_arrives_whole_and_is_counted_as_it_travels(raw, limit, compress, kind):
     with frames_of(limit):
         payload = Payload.of(memoryview(raw), compress=compress)
         assert payload.hash == hash64(raw)
@@ -109,7 +103,7 @@ def test_a_payload_arrives_whole_and_is_counted_as_it_travels(
     assert compress or (payload.packed, travelled) == ((), len(raw))
 
 
-def test_frames_stand_for_a_mebibyte_and_only_those_that_shrink_are_packed() -> None:
+def test_frames_stand_for_a_mebibyte_and_only_those_that_shrink_are_packed():
     raw = bytes(MIB) + random.Random(0).randbytes(MIB) + b"\x01" * 5 * 1000
     payload = Payload.of(memoryview(raw), compress=True)
     assert [piece is None for piece in payload.packed] == [False, True, False]
@@ -122,9 +116,7 @@ def test_frames_stand_for_a_mebibyte_and_only_those_that_shrink_are_packed() -> 
 
 
 @given(st.binary(max_size=300), st.sampled_from([1, 2, 4]), st.integers(16, 80))
-def test_bytes_of_like_meaning_travel_together_and_come_apart_again(
-    raw: bytes, unit_bytes: int, limit: int
-) -> None:
+def test_bytes_of_like_meaning_travel_together_and_come_apart_again(raw, unit_bytes, limit):
     with frames_of(limit):
         payload = Payload.of(memoryview(raw * 3), compress=True, unit_bytes=unit_bytes)
         incoming = Incoming(len(raw) * 3, payload.hash)
@@ -159,7 +151,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
-def test_a_frame_that_is_not_what_it_says_is_refused_and_does_no_harm(wrong: pb.Frame) -> None:
+def test_a_frame_that_is_not_what_it_says_is_refused_and_does_no_harm(wrong):
     """The payload has room for another mebibyte, so that its size alone does not save it."""
     payload = PLAIN + bytes(2 * MIB)
     incoming = incoming_of(payload)
@@ -173,7 +165,7 @@ def test_a_frame_that_is_not_what_it_says_is_refused_and_does_no_harm(wrong: pb.
     assert bytes(incoming.raw) == payload
 
 
-def test_what_a_frame_takes_is_known_before_it_is_unpacked() -> None:
+def test_what_a_frame_takes_is_known_before_it_is_unpacked():
     """The window too, larger than a frame can need, of one that does not say its size: the
     decompressor would allocate it."""
     assert 30_000 * len(WRONG["a bomb"].payload) < 32 * MIB
@@ -193,14 +185,14 @@ def test_what_a_frame_takes_is_known_before_it_is_unpacked() -> None:
 
 
 @given(st.binary(min_size=1, max_size=80), st.integers(1, 500))
-def test_any_garbage_is_refused(garbage: bytes, raw_bytes: int) -> None:
+def test_any_garbage_is_refused(garbage, raw_bytes):
     incoming = Incoming(1000, 0)
     with pytest.raises(Again):
         incoming.add(frame(garbage, raw_bytes))
     assert incoming.received_bytes == 0
 
 
-def test_every_changed_byte_is_refused_or_does_no_harm() -> None:
+def test_every_changed_byte_is_refused_or_does_no_harm():
     """With a hash that fits: what the hash of the frame does not find, zstd or the whole's does."""
     carried = packed(PLAIN)
     for position, bit in product(range(len(carried)), range(8)):

@@ -14,7 +14,7 @@ from murmuration.worker.wire.tensors import bytes_tensor, tensor_bytes
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False), max_size=30))
-def test_tensors_become_bytes_and_back_without_a_copy(values: list[float]) -> None:
+def test_tensors_become_bytes_and_back_without_a_copy(values):
     tensor = torch.tensor(values, dtype=torch.float32)
     raw = tensor_bytes(tensor)
     assert raw.nbytes == 4 * len(values)
@@ -36,12 +36,12 @@ def test_tensors_become_bytes_and_back_without_a_copy(values: list[float]) -> No
         ([1e20, 0.0], False),
     ],
 )
-def test_only_finite_values_of_sane_size_pass(values: list[float], finite: bool) -> None:
+def test_only_finite_values_of_sane_size_pass(values, finite):
     assert wire.is_finite(torch.tensor(values, dtype=torch.float32)) is finite
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e30])
-def test_a_reduction_that_is_not_finite_or_absurd_is_refused(bad: float) -> None:
+def test_a_reduction_that_is_not_finite_or_absurd_is_refused(bad):
     """Whatever the codec: here a reducer that lies in fp32."""
     values = torch.ones(1000)
     values[777] = bad
@@ -49,7 +49,7 @@ def test_a_reduction_that_is_not_finite_or_absurd_is_refused(bad: float) -> None
         wire.decode(codec_by_name("fp32"), tensor_bytes(values), 1000)
 
 
-def test_a_state_hash_covers_anchor_momentum_and_group() -> None:
+def test_a_state_hash_covers_anchor_momentum_and_group():
     anchor, momentum, group = torch.arange(4.0), torch.ones(4), ("a", "b")
     hashed = wire.state_hash(anchor, momentum, group)
     assert hashed == wire.state_hash(anchor.clone(), momentum.clone(), group)
@@ -62,7 +62,7 @@ def test_a_state_hash_covers_anchor_momentum_and_group() -> None:
     assert wire.state_hash(anchor, momentum, ()) != hashed
 
 
-def test_a_tensor_hash_is_128_bits_of_all_tensors_in_order() -> None:
+def test_a_tensor_hash_is_128_bits_of_all_tensors_in_order():
     first, second = torch.arange(4.0), torch.ones(3)
     hashed = wire.tensor_hash([first, second])
     assert len(hashed) == 32
@@ -70,11 +70,11 @@ def test_a_tensor_hash_is_128_bits_of_all_tensors_in_order() -> None:
     assert hashed != wire.tensor_hash([second, first])
 
 
-def test_a_group_hash_depends_on_names_and_order() -> None:
+def test_a_group_hash_depends_on_names_and_order():
     assert len({wire.group_hash(g) for g in (("a", "b"), ("b", "a"), ("ab",), ())}) == 4
 
 
-def test_bytes_that_no_encoder_writes_are_a_wire_error() -> None:
+def test_bytes_that_no_encoder_writes_are_a_wire_error():
     topk = codec_by_name("topk")
     payload = memoryview(bytearray(topk.encoded_bytes(4096)))
     for check in (wire.check_values, wire.decode):

@@ -155,9 +155,7 @@ class Contributing(layouts.Bench):
         (lambda tried: tried.brings(), False),
     ],
 )
-def test_a_try_that_came_to_nothing_is_resumed_at_the_same_peer(
-    clock: Clock, ends: Callable[[Try], object], suspects: bool
-) -> None:
+def test_a_try_that_came_to_nothing_is_resumed_at_the_same_peer(clock, ends, suspects):
     made = Contributing(clock, orders=FROM_AFAR)
     made.now = 1.0
     ends(made.tries[0])
@@ -172,9 +170,7 @@ def test_a_try_that_came_to_nothing_is_resumed_at_the_same_peer(
 
 
 @pytest.mark.parametrize(("window", "at_once"), [(layouts.BYTES, 1), (layouts.BYTES - 1, 4)])
-def test_shards_above_a_window_go_to_a_peer_several_at_once(
-    clock: Clock, window: int, at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_above_a_window_go_to_a_peer_several_at_once(clock, window, at_once, monkeypatch):
     """Eight streams fill a long link, half of them to each of two others. Here none is read."""
     frames: list[bytes] = []
 
@@ -189,7 +185,7 @@ def test_shards_above_a_window_go_to_a_peer_several_at_once(
     assert len(frames) == at_once
 
 
-def test_a_reducer_that_is_overdue_is_passed_over(clock: Clock) -> None:
+def test_a_reducer_that_is_overdue_is_passed_over(clock):
     """Counted from when half of the round is here: before, all may wait for the same late peer."""
     made = Contributing(clock)
     made.passes_s = 1e-6
@@ -204,7 +200,7 @@ def test_a_reducer_that_is_overdue_is_passed_over(clock: Clock) -> None:
     assert len(made.own.tries) == 2  # its own reducer is the next in the order
 
 
-def test_a_reducer_whose_answers_are_of_no_use_is_passed_over(clock: Clock) -> None:
+def test_a_reducer_whose_answers_are_of_no_use_is_passed_over(clock):
     made = Contributing(clock, orders=FROM_AFAR)
     for number in range(3):
         assert made.tries[-1].key[:2] == (0, "b")
@@ -214,7 +210,7 @@ def test_a_reducer_whose_answers_are_of_no_use_is_passed_over(clock: Clock) -> N
     assert made.tries[3].key == (0, "c", False)
 
 
-def test_what_was_kept_of_a_reduction_is_dropped_when_the_next_does_not_fit(clock: Clock) -> None:
+def test_what_was_kept_of_a_reduction_is_dropped_when_the_next_does_not_fit(clock):
     for wrong in [
         {"total_bytes": 24},
         {"codec": 99},
@@ -236,7 +232,7 @@ def test_what_was_kept_of_a_reduction_is_dropped_when_the_next_does_not_fit(cloc
         assert made.tries[2].header.reduction_offset == 0, wrong
 
 
-def test_what_a_round_came_to(clock: Clock) -> None:
+def test_what_a_round_came_to(clock):
     made = Contributing(clock)
     made.tries[0].begins("abc", joiners=("d",))  # the second of three shards: it is round 7
     made.tries[0].brings()
@@ -252,7 +248,7 @@ def test_what_a_round_came_to(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("kind", ["group", "pruned", "invalid", "run"])
-def test_the_refusals_of_most_end_the_round_and_the_other_streams(clock: Clock, kind: Any) -> None:
+def test_the_refusals_of_most_end_the_round_and_the_other_streams(clock, kind):
     """In a swarm of two that of the other one."""
     made = Contributing(clock)
     made.tries[0].refuses(kind, "no")
@@ -268,7 +264,7 @@ def test_the_refusals_of_most_end_the_round_and_the_other_streams(clock: Clock, 
     assert (failed.reason, failed.counted) == ("b: no", ((0, 10),))
 
 
-def test_one_of_two_that_refuses_is_passed_over(clock: Clock) -> None:
+def test_one_of_two_that_refuses_is_passed_over(clock):
     made = Contributing(clock)
     made.tries[0].reduces()
     for number in range(1, 4):
@@ -277,7 +273,7 @@ def test_one_of_two_that_refuses_is_passed_over(clock: Clock) -> None:
     assert (made.results, made.own.passed_over) == ([], [(2, "c")])
 
 
-def test_a_round_that_is_begun_again_ends_the_one_before_without_a_word(clock: Clock) -> None:
+def test_a_round_that_is_begun_again_ends_the_one_before_without_a_word(clock):
     made = Contributing(clock, orders=FROM_AFAR)
     made.begin(Begin(2, 8, GROUP, torch.ones(ELEMENTS)))
     assert made.tries[0].cancelled
@@ -285,7 +281,7 @@ def test_a_round_that_is_begun_again_ends_the_one_before_without_a_word(clock: C
     assert made.ended(RoundDone).round == 8
 
 
-def test_the_deadline_ends_the_round_with_the_reasons_and_who_did_not_answer(clock: Clock) -> None:
+def test_the_deadline_ends_the_round_with_the_reasons_and_who_did_not_answer(clock):
     made = Contributing(clock)
     made.reduced_here()
     made.tries[0].breaks()

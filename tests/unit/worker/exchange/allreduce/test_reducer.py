@@ -11,7 +11,6 @@ from murmuration.algorithms.plan import Plan
 from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce.closing import Patience
 from murmuration.worker.exchange.view import ShardKey
-from murmuration.worker.simulation.virtual_loop import VirtualLoop as Clock
 from tests.protocol.views import view
 from tests.unit.worker.exchange.allreduce.layouts import BYTES, CONFIG, ROUND_S, TRANSFER_S
 from tests.unit.worker.exchange.allreduce.reducing import Reducing, told
@@ -19,7 +18,7 @@ from tests.unit.worker.exchange.allreduce.reducing import Reducing, told
 GRACE_S = CONFIG.grace_s + TRANSFER_S
 
 
-def test_equal_contributions_are_named_and_equal_shards_of_others_are_not(clock: Clock) -> None:
+def test_equal_contributions_are_named_and_equal_shards_of_others_are_not(clock):
     """Where no sample has touched a shard it may be equal, while the norms of all of it differ."""
     made = Reducing(clock)
     for peer, value, norm in (("c", 7, 100), ("a", 7, 100), ("b", 7, 150), ("d", 8, 100)):
@@ -27,7 +26,7 @@ def test_equal_contributions_are_named_and_equal_shards_of_others_are_not(clock:
     assert made.context.counts.alike == {("a", "c")}
 
 
-def test_the_grace_is_three_usual_rounds_within_bounds() -> None:
+def test_the_grace_is_three_usual_rounds_within_bounds():
     """A round counts from the end of the one before to its own quorum: the late lengthen none."""
     patience = Patience(20.0, Plan(dylu=False))
     assert patience.usual_s(0, 0, 4) == 20.0
@@ -48,7 +47,7 @@ def test_the_grace_is_three_usual_rounds_within_bounds() -> None:
         assert patience.usual_s(0, 1, 4) == grace_s
 
 
-def test_two_rounds_of_many_are_waited_for_longer_than_three_usual_ones() -> None:
+def test_two_rounds_of_many_are_waited_for_longer_than_three_usual_ones():
     """Of 1 s each. A wait for reducers may be half as long again, and lengthens no usual round."""
     patience, now = Patience(20.0, Plan(dylu=False)), 0.0
     for round_, late_s in enumerate([0.0, 4.4, 4.6, 4.6, 0.0]):
@@ -62,8 +61,8 @@ def test_two_rounds_of_many_are_waited_for_longer_than_three_usual_ones() -> Non
 
 @given(st.lists(st.tuples(st.floats(0.1, 60), st.floats(0, 1)), min_size=4, max_size=8))
 def test_where_steps_go_by_speed_a_slow_peer_costs_a_twentieth(
-    rounds: list[tuple[float, float]],
-) -> None:
+    rounds,
+):
     """Beyond four times what the peers of equal speed are apart, and what overlaps steps."""
     plans = Plan(dylu=True), Plan(dylu=True, overlap_steps=10, inner_steps=20), Plan()
     brief_s = [brief_of(plan, rounds) for plan in plans]
@@ -82,7 +81,7 @@ def brief_of(plan: Plan, rounds: Sequence[tuple[float, float]]) -> float | None:
     return patience.brief_s(0)
 
 
-def test_the_grace_is_not_begun_again_by_a_further_contribution(clock: Clock) -> None:
+def test_the_grace_is_not_begun_again_by_a_further_contribution(clock):
     made = Reducing(clock)
     made.now = 10.0
     streams = made.contribute("ab")
@@ -93,9 +92,7 @@ def test_the_grace_is_not_begun_again_by_a_further_contribution(clock: Clock) ->
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_it_does_not_wait_for_the_dead_nor_where_most_are_here_for_the_silent(
-    clock: Clock, begun: bool
-) -> None:
+def test_it_does_not_wait_for_the_dead_nor_where_most_are_here_for_the_silent(clock, begun):
     made = Reducing(clock)
     streams = made.contribute("ab")
     made.on_view(view("ab", suspect="cd"))
@@ -111,23 +108,21 @@ def test_it_does_not_wait_for_the_dead_nor_where_most_are_here_for_the_silent(
     assert list(streams[0].answer.joiners) == ([] if begun else ["d"])  # that may be back
 
 
-def test_a_contribution_from_outside_is_let_go_when_the_round_does_not_close(clock: Clock) -> None:
+def test_a_contribution_from_outside_is_let_go_when_the_round_does_not_close(clock):
     made = Reducing(clock, seen=view("abcde"))
     outside = made.offer("e")
     made.tick(ROUND_S)
     assert outside.told == ["pruned"]
 
 
-def test_who_is_outside_contributes_where_nobody_of_the_group_is_left(clock: Clock) -> None:
+def test_who_is_outside_contributes_where_nobody_of_the_group_is_left(clock):
     made = Reducing(clock, me="e", seen=view("be", dead="acd"))
     assert made.offer("f").told == ["to b"]
     made.on_view(view("ef", dead="abcd"))
     assert told(made.contribute("e")) == {"mean of e"}
 
 
-def test_a_shard_that_could_not_be_reduced_is_open_to_those_that_try_again(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shard_that_could_not_be_reduced_is_open_to_those_that_try_again(clock, monkeypatch):
     made = Reducing(clock)
     with monkeypatch.context() as broken:
         broken.setattr(wire, "average", lambda *_, **__: 1 / 0)
@@ -135,7 +130,7 @@ def test_a_shard_that_could_not_be_reduced_is_open_to_those_that_try_again(
     assert told(made.contribute("abcd")) == {"mean of abcd"}
 
 
-def test_values_that_were_replaced_while_they_were_verified_do_not_count(clock: Clock) -> None:
+def test_values_that_were_replaced_while_they_were_verified_do_not_count(clock):
     """Else the mean would be of bytes that are only half here."""
     made = Reducing(clock)
     made.contribute("acd")
@@ -147,7 +142,7 @@ def test_values_that_were_replaced_while_they_were_verified_do_not_count(clock: 
     assert (first.told, made.awaited) == (["again"], "b")
 
 
-def test_a_learned_reduction_is_answered_and_ends_the_own_attempt(clock: Clock) -> None:
+def test_a_learned_reduction_is_answered_and_ends_the_own_attempt(clock):
     made = Reducing(clock, "b", view("bcd", suspect="a"))
     streams = made.contribute("b")
     made.learned()
@@ -156,7 +151,7 @@ def test_a_learned_reduction_is_answered_and_ends_the_own_attempt(clock: Clock) 
     assert (made.answer(), made.awaited) == ("mean of ad", "")
 
 
-def test_a_peer_that_goes_back_forgets_what_it_has_closed_since(clock: Clock) -> None:
+def test_a_peer_that_goes_back_forgets_what_it_has_closed_since(clock):
     made, later = Reducing(clock), ShardKey(0, 1, 0)
     made.contribute("abcd")
     made.advanced(1)
@@ -166,7 +161,7 @@ def test_a_peer_that_goes_back_forgets_what_it_has_closed_since(clock: Clock) ->
     assert made.answer(later) == "take"
 
 
-def test_a_shard_that_others_still_fill_stays_open_after_it_advanced(clock: Clock) -> None:
+def test_a_shard_that_others_still_fill_stays_open_after_it_advanced(clock):
     made = Reducing(clock)
     made.contribute("abc")
     made.advanced(1)

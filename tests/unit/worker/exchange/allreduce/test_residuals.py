@@ -26,14 +26,14 @@ def holds(residual: Tensor | None, expected: Tensor) -> bool:
     return residual is not None and torch.equal(residual, expected)
 
 
-def test_each_round_takes_what_the_one_before_has_left() -> None:
+def test_each_round_takes_what_the_one_before_has_left():
     each = Residuals()
     assert closed(each, key(0), 0, 4, 1.0) is None
     for round_ in range(1, 5):
         assert holds(closed(each, key(round_), 0, 4, round_ + 1.0), left(round_))
 
 
-def test_a_round_that_is_done_over_takes_the_residual_from_before_it() -> None:
+def test_a_round_that_is_done_over_takes_the_residual_from_before_it():
     each = Residuals()
     assert closed(each, key(0), 0, 4, 1.0) is None
     assert closed(each, key(0), 0, 4, 1.5) is None
@@ -43,7 +43,7 @@ def test_a_round_that_is_done_over_takes_the_residual_from_before_it() -> None:
     assert holds(each.before(key(2), 0, 4), left(4.0))
 
 
-def test_another_layout_takes_what_it_still_reduces() -> None:
+def test_another_layout_takes_what_it_still_reduces():
     each = Residuals()
     closed(each, key(0), 0, 64, 1.0)
     closed(each, key(0, shard=1), 64, 128, 2.0)
@@ -61,7 +61,7 @@ def test_another_layout_takes_what_it_still_reduces() -> None:
         assert holds(each.before(at, start, stop), left(value, stop - start))
 
 
-def test_what_another_layout_does_not_take_is_given_up_after_a_round() -> None:
+def test_what_another_layout_does_not_take_is_given_up_after_a_round():
     each = Residuals()
     closed(each, key(0), 0, 64, 1.0)
     closed(each, key(1), 32, 64, 2.0)
@@ -72,7 +72,7 @@ def test_what_another_layout_does_not_take_is_given_up_after_a_round() -> None:
     assert each.before(key(2), 32, 64) is not None
 
 
-def test_a_round_done_over_in_another_layout_takes_what_went_into_it() -> None:
+def test_a_round_done_over_in_another_layout_takes_what_went_into_it():
     each = Residuals()
     closed(each, key(0), 0, 64, 1.0)
     closed(each, key(1), 0, 64, 2.0)
@@ -80,7 +80,7 @@ def test_a_round_done_over_in_another_layout_takes_what_went_into_it() -> None:
     assert holds(each.before(key(1), 32, 64), left(1.0, 32))
 
 
-def test_a_round_that_is_applied_is_not_done_over_and_keeps_one_residual() -> None:
+def test_a_round_that_is_applied_is_not_done_over_and_keeps_one_residual():
     each = Residuals()
     closed(each, key(0), 0, 4, 1.0)
     closed(each, key(1), 0, 4, 1.5)

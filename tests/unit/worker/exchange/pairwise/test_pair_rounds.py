@@ -155,7 +155,7 @@ class Pair:
         return line
 
 
-def test_an_anchor_goes_ahead_only_while_no_round_is_on_its_way(clock: Clock) -> None:
+def test_an_anchor_goes_ahead_only_while_no_round_is_on_its_way(clock):
     pair = Pair(clock, fragments=2)
     pair.run(pair.advanced(0), pair.advanced(1))
     pair.begin()
@@ -166,14 +166,14 @@ def test_an_anchor_goes_ahead_only_while_no_round_is_on_its_way(clock: Clock) ->
     assert line.said == ["header", ANCHOR]
 
 
-def test_without_an_anchor_nobody_waits(clock: Clock) -> None:
+def test_without_an_anchor_nobody_waits(clock):
     pair = Pair(clock)
     pair.context.__dict__["plan"] = replace(pair.context.plan, anchor_codec="bf16")
     pair.run(pair.advanced(anchor=torch.full((VALUES,), float("nan"))))
     assert pair.told == [PrefetchedAnchor(0, 0, None)]
 
 
-def test_a_large_part_is_hashed_off_the_loop(clock: Clock) -> None:
+def test_a_large_part_is_hashed_off_the_loop(clock):
     offloaded, pair = list[Callable[[], Any]](), Pair(clock)
 
     async def later(work: Callable[[], Any], /) -> Any:
@@ -185,7 +185,7 @@ def test_a_large_part_is_hashed_off_the_loop(clock: Clock) -> None:
         offloaded[0]()
 
 
-def test_a_stream_that_does_not_say_what_it_is_for_is_ended(clock: Clock) -> None:
+def test_a_stream_that_does_not_say_what_it_is_for_is_ended(clock):
     line = Pair(clock).accepts()
     clock.run(lambda: False, 9.9)
     assert not line.is_over
@@ -194,7 +194,7 @@ def test_a_stream_that_does_not_say_what_it_is_for_is_ended(clock: Clock) -> Non
     assert line.said == []
 
 
-def test_a_later_stream_of_a_partner_takes_the_place_of_the_earlier(clock: Clock) -> None:
+def test_a_later_stream_of_a_partner_takes_the_place_of_the_earlier(clock):
     pair = Pair(clock).lay()
     first, second = pair.calls(), pair.calls()
     assert first.is_over
@@ -225,9 +225,7 @@ def refusal(line: Line) -> pb.Refusal:
         ({"sender": ""}, AGAIN, "nobody is not a member", "again"),
     ],
 )
-def test_a_header_that_does_not_fit_is_refused(
-    clock: Clock, changes: dict[str, Any], code: int, reason: str, counted: str
-) -> None:
+def test_a_header_that_does_not_fit_is_refused(clock, changes, code, reason, counted):
     pair = Pair(clock, peers="abc")
     pair.run(pair.advanced(version=1))
     found = refusal(pair.calls(**{"sender": "a", "round": 1, **changes}))
@@ -244,7 +242,7 @@ def test_a_header_that_does_not_fit_is_refused(
         (pb.PairMessage(staged=pb.Staged()).SerializeToString(), INVALID, "begin with its header"),
     ],
 )
-def test_what_is_no_header_is_refused(clock: Clock, message: bytes, code: int, reason: str) -> None:
+def test_what_is_no_header_is_refused(clock, message, code, reason):
     line = Pair(clock).lay().accepts()
     line.gives(message)
     clock.settle()
@@ -269,8 +267,8 @@ def of_number(number: float) -> bytes:
     ],
 )
 def test_a_contribution_that_does_not_fit_ends_the_round_at_once(
-    clock: Clock, me: str, changes: dict[str, int], payload: bytes, reason: str
-) -> None:
+    clock, me, changes, payload, reason
+):
     """Not at a deadline: it would be the same the next time."""
     pair = Pair(clock, me).lay()
     line = pair.calls() if me == "b" else pair.answers(pair.opened[0])
@@ -284,7 +282,7 @@ def test_a_contribution_that_does_not_fit_ends_the_round_at_once(
     assert len(pair.reasons) == 1
 
 
-def test_a_part_that_goes_on_elsewhere_is_wanted_again(clock: Clock) -> None:
+def test_a_part_that_goes_on_elsewhere_is_wanted_again(clock):
     line = Pair(clock).lay().calls()
     line.announces(ANCHOR, offset=12)
     assert line.said[2:] == [CODES.REFUSAL_AGAIN]

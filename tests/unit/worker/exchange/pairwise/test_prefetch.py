@@ -35,7 +35,7 @@ def came(prefetch: AnchorPrefetch, laid: PairRound, peers: str) -> list[bool]:
     return said
 
 
-def test_it_is_told_once_when_all_anchors_are_there() -> None:
+def test_it_is_told_once_when_all_anchors_are_there():
     prefetch, laid = Prefetch(), lay()
     assert not prefetch.laid(laid, 9)
     assert came(prefetch, laid, "acc") == [False, True, False]
@@ -43,7 +43,7 @@ def test_it_is_told_once_when_all_anchors_are_there() -> None:
     assert not prefetch.overdue(laid, LAID_S + 99)
 
 
-def test_nobody_waits_for_a_partner_of_which_nothing_comes() -> None:
+def test_nobody_waits_for_a_partner_of_which_nothing_comes():
     prefetch, laid = Prefetch(), lay()
     assert prefetch.due_at(laid) == LAID_S + 1.0
     assert not prefetch.overdue(laid, LAID_S + 0.9)
@@ -54,7 +54,7 @@ def test_nobody_waits_for_a_partner_of_which_nothing_comes() -> None:
     assert came(prefetch, laid, "ac") == [False, True], "what comes later is told all the same"
 
 
-def test_a_partner_that_trickles_is_not_waited_for_for_ever() -> None:
+def test_a_partner_that_trickles_is_not_waited_for_for_ever():
     prefetch, laid = Prefetch(), lay()
     until = LAID_S + 1.0 + CONFIG.transfer_s(12)
     now = LAID_S
@@ -66,7 +66,7 @@ def test_a_partner_that_trickles_is_not_waited_for_for_ever() -> None:
     assert prefetch.overdue(laid, until)
 
 
-def test_where_all_are_one_group_they_have_one_anchor_if_the_last_round_was_held() -> None:
+def test_where_all_are_one_group_they_have_one_anchor_if_the_last_round_was_held():
     for succeeded, members, said in [(True, 2, True), (True, 3, False), (False, 2, False)]:
         prefetch, before = Prefetch(), lay("ab")
         before.succeeded, before.failed = succeeded, "" if succeeded else "lost"

@@ -93,8 +93,8 @@ def played(course: Course) -> list[tuple[str, tuple[Any, ...], list[object]]]:
 @steady
 @given(courses())
 def test_a_round_ends_once_and_succeeds_only_with_all_values_and_the_word_of_all(
-    course: Course,
-) -> None:
+    course,
+):
     me, group, _ = course
     came = played(course)
     outcomes = [each for *_, found in came for each in found]
@@ -114,7 +114,7 @@ def test_a_round_ends_once_and_succeeds_only_with_all_values_and_the_word_of_all
 
 @steady
 @given(courses())
-def test_a_stream_is_opened_again_only_after_it_broke_and_counts_up(course: Course) -> None:
+def test_a_stream_is_opened_again_only_after_it_broke_and_counts_up(course):
     attempts: dict[str, int] = {}
     running: set[str] = set()
     for kind, args, found in played(course):
