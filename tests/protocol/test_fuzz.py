@@ -11,7 +11,7 @@ from tests.protocol.virtual_time import run
 from tests.support.fuzz import SWARMS, spoiled, swarm_under_fire
 from tests.support.fuzz_readers import READERS
 
-EXECUTIONS = {"means": 300, "pairs": 300, "stages": 150}
+EXECUTIONS = {"means": 300, "pairs": 300, "stages": 350}
 ANSWERED = {
     "means": ("Control/Gossip", "Data/Exchange"),
     "pairs": ("Control/Gossip", "Data/PairRound"),
