@@ -31,7 +31,7 @@ class UserReplica(Replica):
         check_tensors(model)
         super().__init__(model, [_innermost(each) for each in given])
         self._buffers = _places(model)
-        whole = [each for each in self._named.values() if not is_sharded(each)]
+        whole = [p for p in self._named.values() if p.is_floating_point() and not is_sharded(p)]
         self._looked_at = [*whole[:1], *whole[1:][-1:]]
         self.mark()
         self._averaged: dict[int, tuple[int, int]] = {}  # gradients: by parameter, and as of when

@@ -10,8 +10,8 @@ from murmuration.worker import cli
 # Libraries first: they know their systems. What is left are the imports of our own modules.
 _IMPORTS = """
 import builtins, os, pkgutil, importlib, signal, socket
-import click, cryptography, filelock, grpc.aio, matplotlib, prometheus_client, rich.console, torch
-import grpc_health.v1.health, torch.distributed.fsdp
+import click, cryptography, filelock, grpc.aio, prometheus_client, rich.console, torch
+import grpc_health.v1.health
 LACKS = {"fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty"}
 find = builtins.__import__
 
