@@ -276,7 +276,7 @@ class FragmentOptimizer:
         that comes too late, or the plan has no such start."""
         if self._update is None or self.in_flight is not None or self._start is not None:
             return None
-        start = self._update.head_start(mean_anchor)
+        start = self._update.early_start(mean_anchor)
         if start is None:
             return None
         if self._exact:  # they stay until the round

@@ -41,7 +41,7 @@ class GroupUpdate(ABC):
         """The form in which a pseudo-gradient is exchanged."""
         return g
 
-    def head_start(self, mean_anchor: Tensor) -> Tensor | None:
+    def early_start(self, mean_anchor: Tensor) -> Tensor | None:
         """The start of the inner steps once the group's mean anchor is known, before the round
         itself; None for the replica's own anchor."""
         return None
@@ -89,7 +89,7 @@ class SharedMomentum(GroupUpdate):
     def contribution(self, g: Tensor, momentum: Tensor) -> Tensor:
         return (momentum * self.a).add_(g)
 
-    def head_start(self, mean_anchor: Tensor) -> Tensor:
+    def early_start(self, mean_anchor: Tensor) -> Tensor:
         return mean_anchor
 
     def step(

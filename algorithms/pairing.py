@@ -11,7 +11,7 @@ from hashlib import blake2b
 from murmuration.algorithms.reducers import Pair, ranking
 
 
-def membership_epoch(peers: Iterable[str]) -> int:
+def membership_id(peers: Iterable[str]) -> int:
     """A 64-bit hash of the set of peers: where it is the same, all groups are the same."""
     digest = blake2b(digest_size=8)
     for peer in sorted(set(peers)):
@@ -24,7 +24,7 @@ def groups(
     run: int,
     fragment: int,
     round_: int,
-    epoch: int,
+    membership: int,
     peers: Iterable[str],
     size: int = 2,
     unreachable: Collection[tuple[str, str]] = (),
@@ -33,10 +33,10 @@ def groups(
 
     The peers that take part are put in an order that is random for every round, and cut into `size`
     rows below each other; the columns are the groups, so positions i and i + n/2 make a pair. The
-    rest of n by `size` sits out, by turns: as long as the epoch lasts, each peer sits out equally
+    rest of n by `size` sits out, by turns: while the members stay the same, each sits out equally
     often in n rounds, and never in two rounds running. Fewer peers than `size` make one group. Two
-    that cannot reach each other are not put together (see `separated`). Args: run, epoch: 64-bit
-    ids of the run and of the membership; peers: in any order; size: of a group, at least 2;
+    that cannot reach each other are not put together (see `separated`). Args: run: its 64-bit
+    id; membership: `membership_id`; peers: in any order; size: of a group, at least 2;
     unreachable: pairs that cannot reach each other, the first name first.
 
     Ref: arXiv:2506.10911, where the groups are random each round; the turns are ours.
@@ -46,10 +46,10 @@ def groups(
         return ()
     size = min(size, len(members))
     rest = len(members) % size  # taken in turn from a circle in an order of its own
-    circle = ranking(_key(run, fragment, epoch), members) if rest else ()
+    circle = ranking(_key(run, fragment, membership), members) if rest else ()
     resting = {circle[(round_ * rest + i) % len(circle)] for i in range(rest)}
     taking_part = [peer for peer in members if peer not in resting]
-    order = ranking(_key(run, fragment, epoch, round_), taking_part)
+    order = ranking(_key(run, fragment, membership, round_), taking_part)
     count = len(order) // size
     drawn = [order[column::count] for column in range(count)]
     together = separated(drawn, unreachable, sorted(resting)) if unreachable else drawn

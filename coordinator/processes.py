@@ -22,7 +22,7 @@ _WRAPPER = Path(__file__).with_name("die_with_parent.py")
 _READ_BYTES = 64 * 1024
 _MAX_LINE_BYTES = 16 * 1024 * 1024
 _KEPT_ERRORS = 50
-_END_S = 5.0  # of the relay
+_END_S = 5.0  # of the proxy
 _SIGNALS = tuple(  # Windows has no SIGHUP
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
@@ -117,10 +117,10 @@ class WorkerProcess:
         return [line.decode(errors="replace") for line in lines]
 
 
-class RelayProcess(AbstractContextManager["RelayProcess"]):
-    """A running relay; ends with this process, however that one ends. Use from one thread. Raises
-    RuntimeError: it did not start. Args: members: (HOST:PORT that it listens on, its link or None)
-    of each worker; seed: of jitter and of connections that break; log_path: for its stderr."""
+class ProxyProcess(AbstractContextManager["ProxyProcess"]):
+    """A shaping proxy at work; ends with this process, however that one ends. Use from one thread.
+    Raises RuntimeError: it did not start. Args: members: (HOST:PORT that it listens on, its link or
+    None) of each worker; seed: of jitter and of broken connections; log_path: for its stderr."""
 
     proxies: dict[str, str]  # HOST:PORT for each worker's `--proxy`, by name
 
@@ -152,7 +152,7 @@ class RelayProcess(AbstractContextManager["RelayProcess"]):
             raise
 
     def counters(self) -> dict[str, dict[str, int]]:
-        """`sent_bytes` and `received_bytes` of each worker over the relay: TCP payload."""
+        """`sent_bytes` and `received_bytes` of each worker over the proxy: TCP payload."""
         return self._ask("")
 
     def close(self) -> None:
@@ -173,7 +173,7 @@ class RelayProcess(AbstractContextManager["RelayProcess"]):
         with suppress(OSError):
             print(line, file=self._asks, flush=True)
         if not (answer := self._answers.readline()):
-            raise RuntimeError(f"the relay has ended with exit code {self._process.wait()}")
+            raise RuntimeError(f"the shaping proxy has ended with exit code {self._process.wait()}")
         document: dict[str, Any] = json.loads(answer)
         return document
 

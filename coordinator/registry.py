@@ -11,7 +11,7 @@ from murmuration.protos.events import printable
 LOST_AFTER_S = 15.0
 MAX_MEMBERS = 1024
 _MAX_NAME_BYTES = 256
-MAX_EPOCH = 2**53  # as workers have it
+MAX_START_MS = 2**53  # as workers have it
 _PHASES = {value: name.removeprefix("PHASE_").lower() for name, value in pb.Phase.items()}
 _HEALTH = {value: name.removeprefix("HEALTH_").lower() for name, value in pb.Health.items()}
 
@@ -50,16 +50,16 @@ class Registry:
 
     def introduce(self, request: pb.IntroduceRequest, now: float) -> pb.IntroduceReply:
         """Takes a worker's call at monotonic time `now` (s). A worker that has started again with
-        an earlier epoch is handed its own earlier member, to take a later one."""
+        an earlier start is handed its own earlier member, to take a later one."""
         member = pb.Member()
         member.CopyFrom(request.member)  # a part of the request would keep all of it in memory
         if refusal := self._refusal(member, request.manifest, now):
             self.refused[refusal.partition(":")[0]] += 1
             return pb.IntroduceReply(refusal=refusal, manifest=self.manifest)
         known = self.members.get(member.peer)
-        if known is None or member.epoch > known.member.epoch:
+        if known is None or member.start_ms > known.member.start_ms:
             known = self.members[member.peer] = KnownPeer(member, now)
-        is_current = member.epoch == known.member.epoch  # an older life changes nothing
+        is_current = member.start_ms == known.member.start_ms  # an older life changes nothing
         if is_current:
             if member.heartbeat >= known.member.heartbeat:
                 known.member = member
@@ -100,8 +100,8 @@ class Registry:
 
     def _refusal(self, member: pb.Member, manifest: bytes, now: float) -> str:
         """Why this caller is turned away; empty: welcome."""
-        if member.epoch > MAX_EPOCH:
-            return "bad member: its epoch cannot be"
+        if member.start_ms > MAX_START_MS:
+            return "bad member: its start cannot be"
         for name in (member.peer, member.address):
             if not 0 < len(name.encode()) <= _MAX_NAME_BYTES or printable(name) != name:
                 return "bad member: name and address must be 1 to 256 bytes of printable text"

@@ -2,7 +2,7 @@
 
 The port says which worker connects, the CONNECT to which one. A chunk of bytes passes the sender's
 upward bucket and the receiver's downward one, then waits in a delay line. No root needed. As a
-process (`RelayProcess`) it reads what it is to do from the first line of stdin, and answers each
+process (`ProxyProcess`) it reads what it is to do from the first line of stdin, and answers each
 further one with what has passed, as a line of JSON. It ends with its stdin.
 """
 
@@ -27,7 +27,7 @@ _LEAST_SLEEP_S = 0.001  # shorter waits are made up for by the next one
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends RST
 _MAX_HEAD_BYTES = 8 * 1024
 _CONNECT_S = 10.0
-_RECEIVE_S = 0.05  # of the rate: what the kernel may hold for us, beside what is in the relay
+_RECEIVE_S = 0.05  # of the rate: what the kernel may hold for us, beside what is in the proxy
 _RECEIVE_BYTES = (64 * 1024, 1024 * 1024)  # least and most
 
 
@@ -128,10 +128,10 @@ async def _pass_on(pipe: ShapedPipe, source: socket.socket, target: socket.socke
 
 
 class ProxyRefusal(Exception):
-    """A request that is not relayed: an HTTP status line's code and reason."""
+    """A request that is not passed on: an HTTP status line's code and reason."""
 
 
-class Relay:
+class ShapingProxy:
     """The proxy, in one running event loop. `targets` has each member's name by HOST:PORT."""
 
     def __init__(
@@ -159,9 +159,9 @@ class Relay:
         while True:
             client, _ = await loop.sock_accept(listener)
             client.setblocking(False)
-            group.create_task(self._relay(member, client))
+            group.create_task(self._serve_client(member, client))
 
-    async def _relay(self, member: LinkedPeer, client: socket.socket) -> None:
+    async def _serve_client(self, member: LinkedPeer, client: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         server: socket.socket | None = None
         try:
@@ -281,8 +281,8 @@ async def _main() -> None:
     listeners = {name: listen(host, member) for name, member in members.items()}
     proxies = {name: f"{host}:{each.getsockname()[1]}" for name, each in listeners.items()}
     print(json.dumps(proxies), flush=True)
-    relay = Relay(members, {address: n for n, (address, _) in told.items()}, options["seed"])
-    serving = asyncio.create_task(relay.serve(listeners))
+    proxy = ShapingProxy(members, {address: n for n, (address, _) in told.items()}, options["seed"])
+    serving = asyncio.create_task(proxy.serve(listeners))
     while await reader.readline():
         counts = {
             name: {"sent_bytes": each.sent_bytes, "received_bytes": each.received_bytes}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from murmuration.coordinator import Failure
 from murmuration.coordinator.asking import AskedSwarm, ask
 from murmuration.coordinator.launch import Launch
-from murmuration.coordinator.processes import Interrupts, RelayProcess, WorkerProcess
+from murmuration.coordinator.processes import Interrupts, ProxyProcess, WorkerProcess
 from murmuration.coordinator.records import Record
 from murmuration.coordinator.report import Report
 from murmuration.coordinator.report_files import leave_results
@@ -59,12 +59,12 @@ class Supervisor:
             _certify(launch)
         with ExitStack() as stack:
             addresses = stack.enter_context(ReservedPorts(launch.workers)).addresses
-            relay = None
+            proxy = None
             if launch.links:
-                relay = _start_relay(launch, addresses, stack)
+                proxy = _start_proxy(launch, addresses, stack)
                 self.settings["link"] = " ".join(launch.links)
                 screen.note(f"links: {self.settings['link']} each way", time.monotonic())
-            commands = launch.commands(addresses, relay.proxies if relay else {})
+            commands = launch.commands(addresses, proxy.proxies if proxy else {})
             cores = Launch.fair_cores(launch.workers, launch.threads)
             for (name, command), own in zip(commands.items(), cores, strict=True):
                 self.records[name] = Record(name, heard_s=time.monotonic())
@@ -80,9 +80,9 @@ class Supervisor:
                 event = page_event(page.url, page.token_path)
                 screen.note(page_words(event, terminal=sys.stdout.isatty()), time.monotonic())
             exit_code = self._follow_all()
-            if relay is not None:
+            if proxy is not None:
                 try:
-                    self.settings["link_bytes"] = relay.counters()
+                    self.settings["link_bytes"] = proxy.counters()
                 except RuntimeError as error:
                     text = f"what has passed the links is not known: {error}"
                     screen.note(text, time.monotonic())
@@ -206,8 +206,8 @@ def _certify(launch: Launch) -> None:
         raise Failure(f"--out {launch.out}: {error}; choose another", ExitCode.USAGE) from error
 
 
-def _start_relay(launch: Launch, addresses: Sequence[str], stack: ExitStack) -> RelayProcess:
-    log_path = launch.out / "relay.log"
+def _start_proxy(launch: Launch, addresses: Sequence[str], stack: ExitStack) -> ProxyProcess:
+    log_path = launch.out / "proxy.log"
 
     def remove_if_empty() -> None:
         with suppress(OSError):
@@ -218,10 +218,10 @@ def _start_relay(launch: Launch, addresses: Sequence[str], stack: ExitStack) -> 
     links = launch.link_of().items()
     members = {name: (to, link) for to, (name, link) in zip(addresses, links, strict=True)}
     try:
-        relay = RelayProcess(members, seed=launch.seed or 0, log_path=log_path)
-        return stack.enter_context(relay)
+        proxy = ProxyProcess(members, seed=launch.seed or 0, log_path=log_path)
+        return stack.enter_context(proxy)
     except (RuntimeError, OSError) as error:
-        raise Failure(f"--link: no relay: {error}", ExitCode.FAILED) from error
+        raise Failure(f"--link: no shaping proxy: {error}", ExitCode.FAILED) from error
 
 
 def _remove_if_bare(folder: Path) -> None:

@@ -38,7 +38,7 @@ EventKind = Literal[
     # moments or a gradient were not finite, and are what they were before
     "put_back",
     "stalled",  # fragment, round, waiting_for, seconds so far, last_s: of the round before
-    "head_start",  # fragment, round, step: an anchor that was fetched early is used
+    "early_start",  # fragment, round, step: an anchor that was fetched early is used
     "refused",  # reason, again, sender, round: a message that was not taken
     "member",  # peer_changed, health
     "enrolled",  # name, token: a peer was given its certificate

@@ -134,13 +134,13 @@ class BlockHolding(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PEER_FIELD_NUMBER: _builtins.int
-    EPOCH_FIELD_NUMBER: _builtins.int
+    START_MS_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     ASKED_FIELD_NUMBER: _builtins.int
     STREAMS_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
-    epoch: _builtins.int
+    start_ms: _builtins.int
     """as in its `Member`"""
     sequence: _builtins.int
     """a later one replaces an earlier"""
@@ -156,7 +156,7 @@ class BlockHolding(_message.Message):
         self,
         *,
         peer: _builtins.str = ...,
-        epoch: _builtins.int = ...,
+        start_ms: _builtins.int = ...,
         sequence: _builtins.int = ...,
         held: _abc.Iterable[Global___SampleBlock] | None = ...,
         asked: _abc.Iterable[Global___SampleBlock] | None = ...,
@@ -164,7 +164,7 @@ class BlockHolding(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "epoch", b"epoch", "held", b"held", "peer", b"peer", "sequence", b"sequence", "streams", b"streams"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "held", b"held", "peer", b"peer", "sequence", b"sequence", "start_ms", b"start_ms", "streams", b"streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -333,7 +333,7 @@ class Member(_message.Message):
 
     PEER_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
-    EPOCH_FIELD_NUMBER: _builtins.int
+    START_MS_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     HEALTH_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
@@ -351,7 +351,7 @@ class Member(_message.Message):
     WAITED_AT_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     address: _builtins.str
-    epoch: _builtins.int
+    start_ms: _builtins.int
     """start of this process, in milliseconds; a restart has a later one"""
     incarnation: _builtins.int
     """raised by the peer itself to refute a suspicion"""
@@ -392,7 +392,7 @@ class Member(_message.Message):
         *,
         peer: _builtins.str = ...,
         address: _builtins.str = ...,
-        epoch: _builtins.int = ...,
+        start_ms: _builtins.int = ...,
         incarnation: _builtins.int = ...,
         health: Global___Health.ValueType = ...,
         phase: Global___Phase.ValueType = ...,
@@ -411,7 +411,7 @@ class Member(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "digests", b"digests", "epoch", b"epoch", "health", b"health", "heartbeat", b"heartbeat", "idle", b"idle", "incarnation", b"incarnation", "peer", b"peer", "phase", b"phase", "profile", b"profile", "signature", b"signature", "signed", b"signed", "stage", b"stage", "step", b"step", "step_s", b"step_s", "unreachable", b"unreachable", "waited_at", b"waited_at", "waited_for", b"waited_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "digests", b"digests", "health", b"health", "heartbeat", b"heartbeat", "idle", b"idle", "incarnation", b"incarnation", "peer", b"peer", "phase", b"phase", "profile", b"profile", "signature", b"signature", "signed", b"signed", "stage", b"stage", "start_ms", b"start_ms", "step", b"step", "step_s", b"step_s", "unreachable", b"unreachable", "waited_at", b"waited_at", "waited_for", b"waited_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -633,22 +633,22 @@ Global___Revocation: _TypeAlias = Revocation  # noqa: Y015
 class MemberProgress(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    EPOCH_FIELD_NUMBER: _builtins.int
+    START_MS_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
-    epoch: _builtins.int
+    start_ms: _builtins.int
     heartbeat: _builtins.int
     step: _builtins.int
     def __init__(
         self,
         *,
-        epoch: _builtins.int = ...,
+        start_ms: _builtins.int = ...,
         heartbeat: _builtins.int = ...,
         step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "heartbeat", b"heartbeat", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "start_ms", b"start_ms", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -832,7 +832,7 @@ class StageCallHeader(_message.Message):
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     HASH_FIELD_NUMBER: _builtins.int
     SNAPSHOT_FIELD_NUMBER: _builtins.int
-    EPOCH_FIELD_NUMBER: _builtins.int
+    START_MS_FIELD_NUMBER: _builtins.int
     run: _builtins.int
     iteration: _builtins.int
     origin: _builtins.str
@@ -846,7 +846,7 @@ class StageCallHeader(_message.Message):
     hash: _builtins.int
     snapshot: _builtins.int
     """names the measurements that the origin knew as the iteration began"""
-    epoch: _builtins.int
+    start_ms: _builtins.int
     """of the origin, as in its `Member`: its earlier calls are others"""
     @_builtins.property
     def rest(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hop]:
@@ -869,11 +869,11 @@ class StageCallHeader(_message.Message):
         total_bytes: _builtins.int = ...,
         hash: _builtins.int = ...,
         snapshot: _builtins.int = ...,
-        epoch: _builtins.int = ...,
+        start_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "epoch", b"epoch", "hash", b"hash", "iteration", b"iteration", "microbatch", b"microbatch", "origin", b"origin", "rest", b"rest", "run", b"run", "sender", b"sender", "shape", b"shape", "snapshot", b"snapshot", "stage", b"stage", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "hash", b"hash", "iteration", b"iteration", "microbatch", b"microbatch", "origin", b"origin", "rest", b"rest", "run", b"run", "sender", b"sender", "shape", b"shape", "snapshot", b"snapshot", "stage", b"stage", "start_ms", b"start_ms", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1052,11 +1052,11 @@ class FinishedRequest(_message.Message):
     ORIGIN_FIELD_NUMBER: _builtins.int
     ITERATION_FIELD_NUMBER: _builtins.int
     COUNTED_FIELD_NUMBER: _builtins.int
-    EPOCH_FIELD_NUMBER: _builtins.int
+    START_MS_FIELD_NUMBER: _builtins.int
     run: _builtins.int
     origin: _builtins.str
     iteration: _builtins.int
-    epoch: _builtins.int
+    start_ms: _builtins.int
     """of the origin, as in its calls"""
     @_builtins.property
     def counted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -1069,11 +1069,11 @@ class FinishedRequest(_message.Message):
         origin: _builtins.str = ...,
         iteration: _builtins.int = ...,
         counted: _abc.Iterable[_builtins.int] | None = ...,
-        epoch: _builtins.int = ...,
+        start_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counted", b"counted", "epoch", b"epoch", "iteration", b"iteration", "origin", b"origin", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counted", b"counted", "iteration", b"iteration", "origin", b"origin", "run", b"run", "start_ms", b"start_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

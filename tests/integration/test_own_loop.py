@@ -8,7 +8,7 @@ import pytest
 
 from murmuration.worker.config import Config, load_config, to_document
 from tests.support import own_loop
-from tests.support.head_starts import AnchorPrefetch
+from tests.support.early_starts import AnchorPrefetch
 from tests.support.peers import values
 from tests.support.reference import reference_hashes
 from tests.support.workers import SMALL, Hashes, settings_of
@@ -42,7 +42,7 @@ def test_own_loops_equal_the_reference(tmp_path, preset, extra):
     results = ended(tmp_path, 4 if preset == "noloco" else 2, partial(own_loop.peer, **arguments))
     assert {result["rounds_failed"] for result in results.values()} == {0}
     hashes = {name: Hashes.of(result) for name, result in results.items()}
-    known = {} if preset != "noloco" else {"head_starts": AnchorPrefetch.of_run(tmp_path)}
+    known = {} if preset != "noloco" else {"early_starts": AnchorPrefetch.of_run(tmp_path)}
     assert hashes == reference_hashes(config, [*results], run=results["p0"]["run"], **known)
     # After the block the model is what all agree on.
     assert len({result["model_hash"] for result in results.values()}) == 1

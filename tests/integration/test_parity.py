@@ -5,7 +5,7 @@ import torch
 
 from murmuration.worker.config import load_config
 from murmuration.worker.training.evaluation import anchored_model, find_checkpoint
-from tests.support.head_starts import AnchorPrefetch
+from tests.support.early_starts import AnchorPrefetch
 from tests.support.reference import reference_hashes
 from tests.support.statistics_task import FIRST_COUNT, Normalised
 from tests.support.workers import SMALL, Hashes, running_swarm, settings_of
@@ -33,7 +33,7 @@ def test_workers_equal_the_reference(tmp_path, workers, preset, extra):
         swarm.start_all()
         results = swarm.wait()
         told = [event for name in swarm.names for event in swarm.workers[name].of("round")]
-        head_starts = AnchorPrefetch({name: swarm.workers[name].events for name in swarm.names})
+        early_starts = AnchorPrefetch({name: swarm.workers[name].events for name in swarm.names})
     assert {r["rounds_failed"] for r in results.values()} == {0}
     pairs = preset == "streaming-noloco"
     assert {e["contributors"] for e in told} == ({2, 4} if pairs else {workers})
@@ -41,7 +41,7 @@ def test_workers_equal_the_reference(tmp_path, workers, preset, extra):
     assert len(set(hashes.values())) == 1
     config = load_config(None, settings[1::2], preset)
     assert len({e["fragment"] for e in told}) == (1 if preset == "kseed" else 3)
-    known = {"head_starts": head_starts} if pairs else {}
+    known = {"early_starts": early_starts} if pairs else {}
     assert hashes == reference_hashes(config, swarm.names, **known)
 
 
@@ -66,7 +66,7 @@ def test_running_statistics_are_averaged_and_integers_the_first_peers(tmp_path, 
         results = swarm.wait()
     hashes = {peer: Hashes.of(r) for peer, r in results.items()}
     assert len(set(hashes.values())) == 1
-    known = {"head_starts": AnchorPrefetch.of_run(tmp_path)} if preset == "noloco" else {}
+    known = {"early_starts": AnchorPrefetch.of_run(tmp_path)} if preset == "noloco" else {}
     config = load_config(None, settings[1::2], preset)
     assert hashes == reference_hashes(config, swarm.names, **known)
     assert len({result["val_loss"] for result in results.values()}) == 1

@@ -6,7 +6,7 @@
 Each peer is a process with the real node, transport and rounds. Printed per peer: the payload that
 it sent (its contributions and the reductions it answers with) over the time that its rounds took,
 from handing the values over to having the mean; the median round, since the machine is shared.
-Behind links, which a relay in a process of its own makes, also the part of its rate that it used.
+Behind links, which a proxy in a process of its own makes, also the part of its rate that it used.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from murmuration.algorithms.fragment_state import FragmentState
 from murmuration.algorithms.fragments import Fragment, TensorSpec
 from murmuration.algorithms.link import parse_link
 from murmuration.algorithms.plan import PRESETS
-from murmuration.coordinator.processes import RelayProcess
+from murmuration.coordinator.processes import ProxyProcess
 from murmuration.worker.background import workers
 from murmuration.worker.config import Config, RunConfig
 from murmuration.worker.manifest import Manifest
@@ -55,7 +55,7 @@ Round = tuple[int, float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Exchanged:
-    """What all peers do. Args: proxies: of the relay, of each peer; none without links."""
+    """What all peers do. Args: proxies: of the proxy, of each peer; none without links."""
 
     addresses: list[str]
     mbytes: float
@@ -177,8 +177,8 @@ def main() -> None:
     with ExitStack() as opened:
         if link is not None:
             behind = {f"p{n}": (at, link) for n, at in enumerate(options.addresses)}
-            relay = opened.enter_context(RelayProcess(behind))
-            options = replace(options, proxies=[relay.proxies[name] for name in behind])
+            proxy = opened.enter_context(ProxyProcess(behind))
+            options = replace(options, proxies=[proxy.proxies[name] for name in behind])
         reports = run(options)
     share = 2 * (peers - 1) / peers
     for name, rounds in enumerate(reports):

@@ -127,7 +127,7 @@ def train(
     replicas = inner if batch is None else batch.replicas(inner)
     fragments = partition(schema_of(inner[0].model), plan.fragments, plan.pattern)
     named = dict(zip(peers, replicas, strict=True))
-    run = _Run(plan, fragments, named, training.steps, run=0, head_starts=prefetch)
+    run = _Run(plan, fragments, named, training.steps, run=0, early_starts=prefetch)
     run.mean = MEANS[training.mean]
     return Trained(
         training=training,

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from murmuration.worker.config import load_config
-from tests.support.head_starts import AnchorPrefetch
+from tests.support.early_starts import AnchorPrefetch
 from tests.support.reference import reference_hashes
 from tests.support.workers import Hashes, report_of
 
@@ -36,9 +36,9 @@ def main() -> int:
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
         subprocess.run(command, check=True, stdout=sys.stderr, env=env)
         report = report_of(out)
-        head_starts = AnchorPrefetch.of_run(out)
+        early_starts = AnchorPrefetch.of_run(out)
     peers = sorted(peer["peer"] for peer in report["peers"])
-    wanted = reference_hashes(load_config(None, settings, options.preset), peers, head_starts)
+    wanted = reference_hashes(load_config(None, settings, options.preset), peers, early_starts)
     equal = True
     for peer in report["peers"]:
         seen = Hashes.of(peer)

@@ -33,7 +33,7 @@ def libraries_frozen() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def virtual_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer's epoch, and with it whom it gossips with, comes from the virtual clock."""
+    """A peer's start, and with it whom it gossips with, comes from the virtual clock."""
 
     def time_ns() -> int:
         try:

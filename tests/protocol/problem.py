@@ -71,13 +71,13 @@ class Problem:
     def reference(
         self,
         peers: Sequence[str],
-        head_starts: specification.AnchorPrefetch = specification.at_once,
+        early_starts: specification.AnchorPrefetch = specification.at_once,
     ) -> dict[str, list[specification.Outer]]:
         """The outer states that these peers must end with, when all are in every round."""
         replicas = {peer: Synthetic(self, peer) for peer in peers}
         run = self.manifest.run
         return specification.ReferenceRun(
-            self.plan, self.fragments, replicas, self.steps, run, head_starts
+            self.plan, self.fragments, replicas, self.steps, run, early_starts
         ).train()
 
 

@@ -22,7 +22,7 @@ from murmuration.worker.exchange.round_context import RoundConfig
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership.swim import MembershipConfig
 from murmuration.worker.pipeline.part import Part, part_of
-from murmuration.worker.pipeline.stage_call import Incarnation, StageCallKey
+from murmuration.worker.pipeline.stage_call import PeerProcess, StageCallKey
 from murmuration.worker.pipeline.stages_config import StagesConfig
 from murmuration.worker.simulation.virtual_loop import VirtualLoop
 from murmuration.worker.tasks import Batch, Cursor, StageModule
@@ -234,9 +234,9 @@ class StageSwarm(Swarm):
         """All that have ever served it, gone or not."""
         return [peer for peer in self.peers.values() if stage_of(peer.name) == stage]
 
-    def counted(self, stage: int, iteration: int) -> Counter[tuple[Incarnation, int]]:
+    def counted(self, stage: int, iteration: int) -> Counter[tuple[PeerProcess, int]]:
         """How often each microbatch is in the gradients of a stage's replicas, as (origin, n)."""
-        found: Counter[tuple[Incarnation, int]] = Counter()
+        found: Counter[tuple[PeerProcess, int]] = Counter()
         for peer in self.of_stage(stage):
             for told in peer.replica.iterations:
                 if told.iteration == iteration:
@@ -279,9 +279,9 @@ class StageSwarm(Swarm):
                     self._assert_explained(stage, told.iteration, origin, done)
 
     def _assert_explained(self, stage: int, iteration: int, origin: Peer, done: set[int]) -> None:
-        incarnation = incarnation_of(origin)
-        counted = {n for begun, n in self.counted(stage, iteration) if begun == incarnation}
-        where = (stage, iteration, incarnation)
+        process = process_of(origin)
+        counted = {n for begun, n in self.counted(stage, iteration) if begun == process}
+        where = (stage, iteration, process)
         assert counted <= done, where
         replicas = self.of_stage(stage)
         ended = [(p, t) for p in replicas for t in p.replica.iterations if t.iteration == iteration]
@@ -299,19 +299,19 @@ class StageSwarm(Swarm):
         }
         assert not died & counted, where
         for microbatch in done - counted - died if not (left_out or gone) else ():
-            assert self.was_skipped(stage, iteration, incarnation, microbatch), (*where, microbatch)
+            assert self.was_skipped(stage, iteration, process, microbatch), (*where, microbatch)
 
     def _assert_orphans_told(self, origin: Peer) -> None:
-        iteration, incarnation = origin.trainer.step, incarnation_of(origin)
+        iteration, process = origin.trainer.step, process_of(origin)
         told: Counter[int] = Counter()
         for peer in self.alive:
             for event in peer.of_kind("orphaned"):
-                if event["epoch"] != incarnation.epoch:
+                if event["start_ms"] != process.start_ms:
                     continue
-                assert (event["iteration"], event["origin"]) == (iteration, incarnation.peer)
+                assert (event["iteration"], event["origin"]) == (iteration, process.peer)
                 told.update(numbers_in(event))
                 counted = self._named(peer, peer.replica.iterations[iteration - 1].counted)
-                assert event["counted"] == sorted(n for begun, n in counted if begun == incarnation)
+                assert event["counted"] == sorted(n for begun, n in counted if begun == process)
         assert set(told.values()) <= {1}, "one peer has each straight from its origin"
         entered = {n for job, i, n in origin.replica.jobs if (job, i) == (JobKind.ENTER, iteration)}
         reached = {
@@ -320,16 +320,16 @@ class StageSwarm(Swarm):
             for job, i, n in peer.replica.jobs
             if stage_of(peer.name) > 0 and (job, i) == (JobKind.FORWARD, iteration)
             for begun, number in self._named(peer, [n])
-            if begun == incarnation
+            if begun == process
         }
-        assert reached <= told.keys() <= entered, (iteration, incarnation, reached, told, entered)
+        assert reached <= told.keys() <= entered, (iteration, process, reached, told, entered)
 
-    def was_skipped(self, stage: int, iteration: int, origin: Incarnation, microbatch: int) -> bool:
+    def was_skipped(self, stage: int, iteration: int, origin: PeerProcess, microbatch: int) -> bool:
         """Whether a peer has said so; no stage without a replica is planned with."""
         return any(
             (event["stage"], event["iteration"], event["microbatch"])
             == (stage, iteration, microbatch)
-            and (event["origin"], event["epoch"]) == (origin.peer, origin.epoch)
+            and (event["origin"], event["start_ms"]) == (origin.peer, origin.start_ms)
             and event["instead"] is None
             for peer in self.peers.values()
             for event in peer.of_kind("rerouted")
@@ -356,20 +356,20 @@ class StageSwarm(Swarm):
     def total(self, count: str) -> int:
         return sum(getattr(peer.node.stages.context.counts, count) for peer in self.peers.values())
 
-    def _named(self, peer: Peer, numbers: Iterable[int]) -> Iterable[tuple[Incarnation, int]]:
+    def _named(self, peer: Peer, numbers: Iterable[int]) -> Iterable[tuple[PeerProcess, int]]:
         if stage_of(peer.name) == 0:
-            return [(incarnation_of(peer), number) for number in numbers]
+            return [(process_of(peer), number) for number in numbers]
         known = {
-            StageCallKey(0, incarnation, n).number: (incarnation, n)
-            for incarnation in map(incarnation_of, self.of_stage(0))
+            StageCallKey(0, process, n).number: (process, n)
+            for process in map(process_of, self.of_stage(0))
             for n in range(self.problem.microbatches)
         }
         return [known[number] for number in numbers]
 
 
-def incarnation_of(peer: Peer) -> Incarnation:
+def process_of(peer: Peer) -> PeerProcess:
     assert peer.node.stages is not None
-    return peer.node.stages.context.incarnation
+    return peer.node.stages.context.process
 
 
 def numbers_in(event: Mapping[str, object]) -> list[int]:

@@ -31,7 +31,7 @@ from murmuration.worker.transport import Caller
 from murmuration.worker.wire import tensor_hash
 from tests.protocol.problem import Problem, Synthetic
 from tests.protocol.train_side import TrainSide
-from tests.support.head_starts import AnchorPrefetch
+from tests.support.early_starts import AnchorPrefetch
 from tests.support.memory_transport import MemoryNetwork, MemoryTransport, Tap
 
 T = TypeVar("T")
@@ -182,7 +182,7 @@ class Swarm:
         self.network = MemoryNetwork(delay_s)
         self.router: UpnpRouter = NoRouter()
         self.peers: dict[str, Peer] = {}
-        self.epochs_by_clock = False
+        self.starts_by_clock = False
         self.tap: Tap | None = None
         self.lags_s: dict[frozenset[str], float] = {}  # of each message of a stream, by its ends
         self.links_mbps: dict[str, float] = {}  # of peers whose streams share a slow link
@@ -265,7 +265,7 @@ class Swarm:
                 stage=held.stage,
                 activation_shape=held.activation_shape,
                 relayed=relayed,
-                epoch=None if self.epochs_by_clock else 1 + len(self.peers),
+                start_ms=None if self.starts_by_clock else 1 + len(self.peers),
             ),
             config=problem.config,
             manifest=problem.manifest,
@@ -439,7 +439,7 @@ class Swarm:
 
     def assert_reference(self) -> None:
         """All peers hold, bit for bit, what the reference computes."""
-        taken = AnchorPrefetch({peer.name: peer.of_kind("head_start") for peer in self.alive})
+        taken = AnchorPrefetch({peer.name: peer.of_kind("early_start") for peer in self.alive})
         expected = self.problem.reference(sorted(self.peers), taken)
         for peer in self.alive:
             for state, outer in zip(peer.trainer.states, expected[peer.name], strict=True):

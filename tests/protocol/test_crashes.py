@@ -110,11 +110,11 @@ class WallClock:
 )
 async def test_a_jump_of_the_wall_clock_has_no_effect(jumps_s, encrypted, monkeypatch, tmp_path):
     """In the middle of rounds, twice; a peer joins in between, and one is killed and comes back,
-    each with an epoch by the clock of then."""
+    each with a start by the clock of then."""
     clock = WallClock(monkeypatch)
     authority = Authority.make(tmp_path) if encrypted else None
     async with Swarm(steady(60), authority=authority) as swarm:
-        swarm.epochs_by_clock = True
+        swarm.starts_by_clock = True
         await swarm.start(*"abc")
         await swarm.until(lambda: swarm["a"].versions >= (2,), 60)
         await swarm.sleep(0.2)

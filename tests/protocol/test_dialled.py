@@ -47,14 +47,14 @@ async def test_addresses_that_are_dialled_back_keep_no_connection():
         await swarm.join("c", via="a")
         await swarm.sleep(2)
         node, manifest = swarm["a"].node, swarm.problem.manifest
-        packed, member = manifest.pack(), pb.Member(peer="d", address="d", epoch=1)
+        packed, member = manifest.pack(), pb.Member(peer="d", address="d", start_ms=1)
         turned = {**manifest.document["advice"], "tensors": {"order": "1"}}
         document = pack({**manifest.document, "advice": turned})
         join = pb.JoinRequest(member=member, manifest=document).SerializeToString()
         answer = pb.JoinReply.FromString(await node.server.on_call("Control/Join", join))
         assert "tensors: in another order" in answer.refusal
         for number in range(50):
-            member = pb.Member(peer="d", address=f"d{number}", epoch=1 + number)
+            member = pb.Member(peer="d", address=f"d{number}", start_ms=1 + number)
             join = pb.JoinRequest(member=member, manifest=packed)
             await node.server.on_call("Control/Join", join.SerializeToString())
             await swarm.sleep(0.1)
@@ -71,7 +71,7 @@ async def test_addresses_of_one_caller_that_answer_nobody_delay_no_other():
         await swarm.sleep(2)
         swarm.network.close_port("b", silent=True)
         node, packed = swarm["a"].node, swarm.problem.manifest.pack()
-        member = pb.Member(peer="x", address="b", epoch=1)
+        member = pb.Member(peer="x", address="b", start_ms=1)
         join = pb.JoinRequest(member=member, manifest=packed, dial_only=True)
         request = join.SerializeToString()
         asked = [

@@ -64,7 +64,7 @@ async def test_all_peers_end_with_the_state_of_the_reference(name, peers):
         for peer in swarm.alive:
             assert peer.of_kind("round_failed") == []
             assert peer.refused == {}
-        taken = sum(len(peer.of_kind("head_start")) for peer in swarm.alive)
+        taken = sum(len(peer.of_kind("early_start")) for peer in swarm.alive)
         assert (taken > 0) == plan.shared_momentum
         assert swarm.agrees() == (plan.consensus or peers <= plan.group_size)
 
@@ -79,7 +79,7 @@ async def test_anchors_come_ahead_on_long_links_too(preset):
         await swarm.ends_at_reference()
         for peer in swarm.alive:
             # A single step is undone, if any: of five rounds the first has no anchors ahead.
-            taken = peer.of_kind("head_start")
+            taken = peer.of_kind("early_start")
             assert len(taken) >= 4
             assert max(event["step"] % 20 for event in taken) <= plan.overlap_steps + 5
 

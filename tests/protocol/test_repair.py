@@ -26,7 +26,7 @@ def donor(
     return Member(
         name,
         f"{name}:1",
-        epoch=1,
+        start_ms=1,
         health=health,
         phase=phase,
         digests=tuple(Digest(*digest) for digest in digests),

@@ -81,7 +81,7 @@ FORGERIES: dict[str, Callable[[pb.Member], object]] = {
     "left": lambda b: setattr(b, "health", pb.HEALTH_LEFT),
     "far on": lambda b: (setattr(b, "heartbeat", b.heartbeat + 5), setattr(b, "step", 50)),
     "elsewhere": lambda b: (setattr(b, "heartbeat", b.heartbeat + 5), setattr(b, "address", "m")),
-    "begun again": lambda b: setattr(b, "epoch", b.epoch + 1),
+    "begun again": lambda b: setattr(b, "start_ms", b.start_ms + 1),
     "refuted": lambda b: setattr(b, "incarnation", b.incarnation + 900),
     "done": lambda b: (setattr(b, "heartbeat", b.heartbeat + 5), setattr(b, "phase", 3)),
 }
@@ -137,25 +137,25 @@ async def test_a_replay_is_old_after_a_restart_too(tmp_path):
         await swarm.restart("b", via=["a"])
         await swarm.until(
             lambda: (
-                seen(swarm, "a", "b").epoch == swarm["b"].node.gossip.me.epoch
+                seen(swarm, "a", "b").start_ms == swarm["b"].node.gossip.me.start_ms
                 and seen(swarm, "a", "b").phase is Phase.TRAINING
             ),
             60,
         )
         before = seen(swarm, "a", "b")
-        as_before = (before.epoch, before.address, Health.ALIVE)
+        as_before = (before.start_ms, before.address, Health.ALIVE)
         for health in (pb.HEALTH_ALIVE, pb.HEALTH_DEAD, pb.HEALTH_LEFT):
             old.health = health
             await mallory.says(old)
             now = seen(swarm, "a", "b")
-            assert (now.epoch, now.address, now.health) == as_before
+            assert (now.start_ms, now.address, now.health) == as_before
         assert swarm["a"].node.status()["accusations"] == {}, "it was of an earlier life"
         await swarm.finished()
 
 
 FAR = 2**64 - 1
 CANNOT_BE: dict[str, dict[str, Any]] = {
-    "epoch": {"epoch": FAR},
+    "start_ms": {"start_ms": FAR},
     "incarnation": {"incarnation": 2**32 - 1},
     "heartbeat": {"heartbeat": FAR},
     "step": {"step": FAR},
@@ -175,9 +175,9 @@ async def test_words_that_cannot_be_are_refused_though_they_are_signed(tmp_path)
             (refused,) = (await mallory.says(mallory.signs(member))).refused
             assert what in refused, refused
             assert "mallory" not in {each["peer"] for each in swarm["a"].members}
-        right = Member("mallory", "nowhere", epoch=1)
+        right = Member("mallory", "nowhere", start_ms=1)
         assert not (await mallory.says(mallory.signs(right))).refused
-        assert seen(swarm, "a", "mallory").epoch == 1
+        assert seen(swarm, "a", "mallory").start_ms == 1
         assert swarm["a"].refused["member"] == len(CANNOT_BE)
         await swarm.finished()
 
@@ -213,11 +213,11 @@ async def test_words_for_another_run_and_certificates_of_another_authority_count
     authority, other = (Authority.make(tmp_path / name) for name in ("one", "other"))
     async with Swarm(steady(60), "ab", authority=authority, at=1) as swarm:
         elsewhere = Mallory(swarm, authority.new_identity(Role.PEER, "mallory"), run_id=7)
-        me = Member("mallory", "nowhere", epoch=1)
+        me = Member("mallory", "nowhere", start_ms=1)
         (refused,) = (await elsewhere.says(elsewhere.signs(me))).refused
         assert "mallory: its words are not signed by it" in refused
         outside = Mallory(swarm, other.new_identity(Role.PEER, "oscar"))
-        oscar = Member("oscar", "nowhere", epoch=1)
+        oscar = Member("oscar", "nowhere", start_ms=1)
         assert "oscar" in (await outside.says(outside.signs(oscar))).lacks
         assert {each["peer"] for each in swarm["a"].members} == {"a", "b"}
         await swarm.finished()
@@ -238,7 +238,7 @@ def test_who_is_heard_of_before_its_certificate_is_a_member_once_it_comes(tmp_pa
     assert member is not None
     assert member.signed == Signed(message.signed, message.signature)
     assert reader.learn([written.certificate, b"", b"x"]) == []
-    ghost = pb.Member(peer="ghost", address="nowhere", epoch=1).SerializeToString()
+    ghost = pb.Member(peer="ghost", address="nowhere", start_ms=1).SerializeToString()
     assert reader.read(pb.Member(signed=ghost, signature=b"y")) is None
     asked = 0
     for _ in range(20):
@@ -265,7 +265,7 @@ async def test_nobody_answers_in_the_name_of_another(tmp_path):
         async def as_c(request: bytes) -> bytes:
             said, c = pb.GossipMessage.FromString(await honest(request)), seen(swarm, "b", "c")
             said.sender = "c"
-            said.progress.CopyFrom(pb.MemberProgress(epoch=c.epoch, heartbeat=2**50, step=1))
+            said.progress.CopyFrom(pb.MemberProgress(start_ms=c.start_ms, heartbeat=2**50, step=1))
             return said.SerializeToString()
 
         calls[Method.GOSSIP] = as_c

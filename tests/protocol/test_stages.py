@@ -14,7 +14,7 @@ from murmuration.worker.pipeline import planner
 from murmuration.worker.pipeline.part import part_of
 from murmuration.worker.tasks import Cursor, StageModule
 from murmuration.worker.training.replica import InnerReplica
-from tests.protocol.stage_swarm import HELD_BYTES, StagedProblem, StageSwarm, incarnation_of
+from tests.protocol.stage_swarm import HELD_BYTES, StagedProblem, StageSwarm, process_of
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ async def test_one_replica_a_stage_learns_what_a_single_process_does():
         for iteration in range(1, swarm.problem.steps + 1):
             for stage in range(4):
                 begun = range(swarm.problem.microbatches)
-                every = {(incarnation_of(swarm["0a"]), n): 1 for n in begun}
+                every = {(process_of(swarm["0a"]), n): 1 for n in begun}
                 assert swarm.counted(stage, iteration) == every
 
 
@@ -161,7 +161,7 @@ async def test_a_stages_gradient_is_the_mean_over_its_own_visits():
     problem = StagedProblem(routing="random", skip=0.25, steps=1)
     async with StageSwarm(problem, 1) as swarm:
         await swarm.finished()
-        origin = incarnation_of(swarm["0a"])
+        origin = process_of(swarm["0a"])
         routes = {
             n: [stage for stage in range(4) if (origin, n) in swarm.counted(stage, 1)]
             for n in range(problem.microbatches)

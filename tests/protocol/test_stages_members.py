@@ -15,8 +15,8 @@ from tests.protocol.stage_swarm import (
     CONTEXT,
     HIDDEN,
     StageSwarm,
-    incarnation_of,
     numbers_in,
+    process_of,
     three_stages,
 )
 from tests.support.liar import calls_with, holds_microbatches, late_in_stages
@@ -34,13 +34,13 @@ async def started_again(swarm: StageSwarm) -> None:
 
 
 async def arrived(swarm: StageSwarm, microbatches: int) -> None:
-    """Until 1b has done the forward of so many, of all incarnations of 0b."""
+    """Until 1b has done the forward of so many, of all processes of 0b."""
     jobs, forwards = swarm["1b"].replica.jobs, (JobKind.FORWARD, ITERATION)
     await swarm.until(lambda: len([j for j in jobs if j[:2] == forwards]) >= microbatches, 60)
 
 
 def assert_begun_anew(swarm: StageSwarm) -> None:
-    """The new incarnation's microbatches have come back, and no others' answers with them."""
+    """The new process's microbatches have come back, and no others' answers with them."""
     again = swarm["0b"].replica
     assert again.iterations[ITERATION - 1].counted == {0, 1}
     for job in (JobKind.ENTER, JobKind.LOSS, JobKind.LEAVE):
@@ -61,8 +61,8 @@ async def test_what_an_earlier_incarnation_has_reported_stays():
         assert swarm.total("dropped") == 0
         for stage in (1, 2):
             counted = swarm.counted(stage, ITERATION)
-            for incarnation in (incarnation_of(before), incarnation_of(swarm["0b"])):
-                assert [counted[incarnation, n] for n in range(2)] == [1, 1]
+            for process in (process_of(before), process_of(swarm["0b"])):
+                assert [counted[process, n] for n in range(2)] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -75,25 +75,25 @@ async def test_what_an_earlier_incarnation_had_under_way_is_dropped_once(after_s
     async with StageSwarm(SLOWER, 2) as swarm:
         await arrived(swarm, 1)
         await swarm.sleep(after_s)
-        before = incarnation_of(swarm["0b"])
+        before = process_of(swarm["0b"])
         await started_again(swarm)
         await swarm.ends_accounted()
         assert_begun_anew(swarm)
         (event,) = swarm["1b"].of_kind("orphaned")
-        assert (event["origin"], event["epoch"]) == (before.peer, before.epoch)
+        assert (event["origin"], event["start_ms"]) == (before.peer, before.start_ms)
         assert (event["iteration"], event["counted"]) == (ITERATION, counted)
         assert sorted(numbers_in(event)) == [0, 1]
         assert swarm.total("dropped") == 2
 
 
 async def test_an_origin_that_hears_of_an_earlier_incarnation_with_a_clock_ahead_goes_on():
-    """In an iteration it takes a later epoch than that one's, as if it were another incarnation."""
+    """In an iteration it takes a later start than that one's, as if it were another process."""
     async with StageSwarm(SLOW, 2) as swarm:
         await swarm.reached(ITERATION)
         gossip = swarm["0b"].node.gossip
-        ahead = replace(gossip.me, epoch=gossip.me.epoch + 10_000)
+        ahead = replace(gossip.me, start_ms=gossip.me.start_ms + 10_000)
         gossip.hear((ahead,))
-        assert gossip.me.epoch > ahead.epoch
+        assert gossip.me.start_ms > ahead.start_ms
         await swarm.finished()
         for told in swarm["0b"].replica.iterations:
             assert told.counted == {0, 1} or told.iteration == ITERATION
@@ -102,7 +102,7 @@ async def test_an_origin_that_hears_of_an_earlier_incarnation_with_a_clock_ahead
             assert sum(len(told.counted) for told in of_last) == 4
 
 
-async def test_nobody_waits_for_the_earlier_incarnation_of_a_replica():
+async def test_nobody_waits_for_the_earlier_process_of_a_replica():
     """Its machine has lost its power: no connection breaks, and the name is back at once."""
     async with StageSwarm(replace(SLOW, forward_s={}), 2) as swarm:
         await swarm.reached(ITERATION)

@@ -7,7 +7,7 @@ from itertools import count, islice, product
 
 import pytest
 
-from murmuration.algorithms.pairing import groups, membership_epoch
+from murmuration.algorithms.pairing import groups, membership_id
 from murmuration.algorithms.plan import PRESETS
 from murmuration.worker.exchange.pairwise.pair_rounds import draw_group
 from murmuration.worker.exchange.view import View
@@ -109,7 +109,7 @@ Group = tuple[str, ...]
 
 
 def pairs(problem: Problem, round_: int) -> list[Group]:
-    return sorted(groups(problem.manifest.run, 0, round_, membership_epoch(NAMES), NAMES))
+    return sorted(groups(problem.manifest.run, 0, round_, membership_id(NAMES), NAMES))
 
 
 def problems() -> Iterator[Problem]:

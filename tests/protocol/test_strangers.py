@@ -36,14 +36,14 @@ def gossip(swarm: Swarm, *members: pb.Member, **said: Any) -> bytes:
 
 
 OWN = impossible("a", "a", 1)
-CARDS = impossible("b", "b", 2) | {n: OWN[n] for n in ("epoch", "incarnation", "heartbeat")}
+CARDS = impossible("b", "b", 2) | {n: OWN[n] for n in ("start_ms", "incarnation", "heartbeat")}
 
 
 async def test_members_that_cannot_be_are_refused_one_by_one():
     async with Swarm(steady(60), "ab", at=1) as swarm:
         node = swarm["a"].node
         for what, card in CARDS.items():
-            good = pb.Member(peer=f"good {what}", address="nowhere", epoch=1)
+            good = pb.Member(peer=f"good {what}", address="nowhere", start_ms=1)
             raw = await node.server.on_call("Control/Gossip", gossip(swarm, card, good))
             answer = pb.GossipMessage.FromString(raw)
             assert len(answer.refused) == 1
@@ -53,8 +53,8 @@ async def test_members_that_cannot_be_are_refused_one_by_one():
             raw = await node.server.on_call("Control/Join", join.SerializeToString())
             assert what in pb.JoinReply.FromString(raw).refusal
         assert swarm["a"].refused["member"] == 2 * len(CARDS)
-        assert node.gossip.me.epoch == 1
-        far = pb.MemberProgress(epoch=2, heartbeat=2**64 - 1, step=3)
+        assert node.gossip.me.start_ms == 1
+        far = pb.MemberProgress(start_ms=2, heartbeat=2**64 - 1, step=3)
         raw = await node.server.on_call("Control/Gossip", gossip(swarm, sender="b", progress=far))
         assert "heartbeat" in pb.GossipMessage.FromString(raw).refused[0]
         await swarm.ends_equal(versions=(12,))
@@ -245,7 +245,7 @@ async def test_nobody_skips_to_where_five_ghosts_are_said_to_be(problem):
     async with Swarm(problem, "abc") as swarm:
         await swarm.until(lambda: least_version(swarm) >= 2, 60)
         digests = [pb.FragmentDigest(version=FAR_STEP // 5, hash=7)] * len(problem.fragments)
-        far = {"epoch": 1, "step": FAR_STEP, "phase": pb.PHASE_TRAINING, "digests": digests}
+        far = {"start_ms": 1, "step": FAR_STEP, "phase": pb.PHASE_TRAINING, "digests": digests}
         for beat in range(1, 8):
             named = ({"peer": f"ghost {n}", "address": f"nowhere {n}"} for n in range(5))
             await tell(swarm, *(pb.Member(**each, **far, heartbeat=beat) for each in named))
@@ -265,8 +265,8 @@ async def test_nobody_waits_for_a_member_that_answers_nobody(tmp_path, address):
         identity = swarm.authority.new_identity(Role.PEER, "mallory")
         words = SignedWords(identity, MEANS.manifest.run, swarm.loop.time)
         before = least_version(swarm)
-        for epoch in range(1, 17):
-            ghost = words.signed(Member("mallory", address, epoch, phase=Phase.TRAINING))
+        for start_ms in range(1, 17):
+            ghost = words.signed(Member("mallory", address, start_ms, phase=Phase.TRAINING))
             told = signed_member_to_message(ghost)
             await tell(swarm, told, certificates=[words.certificate])
             await swarm.sleep(0.5)
@@ -284,7 +284,7 @@ async def test_a_member_said_to_be_at_anothers_address_is_not_alive():
 
     async with Swarm(MEANS, "abc") as swarm:
         await swarm.until(lambda: least_version(swarm) >= 2, 60)
-        ghost = pb.Member(peer="ghost", address="c", epoch=1, heartbeat=5, phase=pb.PHASE_TRAINING)
+        ghost = pb.Member(peer="ghost", address="c", start_ms=1, phase=pb.PHASE_TRAINING)
         said = gossip(swarm, ghost)
         await swarm["a"].node.server.on_call("Control/Gossip", said, Caller("stranger"))
         before = min(swarm["a"].versions)

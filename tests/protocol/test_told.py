@@ -75,7 +75,7 @@ async def test_four_peers_in_training_gossip_little():
 
 def known(peer: Peer) -> tuple[tuple[object, ...], ...]:
     members = peer.node.gossip.members
-    return tuple((c.peer, c.epoch, c.health, c.phase, c.digests) for c in members)
+    return tuple((c.peer, c.start_ms, c.health, c.phase, c.digests) for c in members)
 
 
 async def test_all_know_the_same_when_everyone_is_done():

@@ -15,7 +15,7 @@ def member(
 ) -> Member:
     """A peer that is at these versions of the fragments."""
     digests = tuple(Digest(version, 0, 0) for version in versions)
-    return Member(peer, f"{peer}:1", epoch=1, health=health, phase=phase, digests=digests)
+    return Member(peer, f"{peer}:1", start_ms=1, health=health, phase=phase, digests=digests)
 
 
 def view(

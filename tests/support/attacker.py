@@ -236,7 +236,7 @@ def plain(member: pb.Member) -> pb.Member:
 
 
 def now_ms() -> int:
-    """An epoch that is later than all before."""
+    """A start that is later than all before."""
     return time.time_ns() // 1_000_000
 
 

@@ -175,7 +175,7 @@ def ghosts(target: Target) -> Iterator[Callable[[], str]]:
         names = [f"ghost-{number + n}" for n in range(200)]
         number += len(names)
         cards = [
-            pb.Member(peer=name, address="127.0.0.1:9", epoch=now_ms(), phase=pb.PHASE_TRAINING)
+            pb.Member(peer=name, address="127.0.0.1:9", start_ms=now_ms(), phase=pb.PHASE_TRAINING)
             for name in names
         ]
         target.gossip("x", *map(target.signed, cards))
@@ -296,7 +296,7 @@ def passing_addresses(target: Target) -> Iterator[Callable[[], str]]:
     counted."""
     asked = 0
     pid = target.swarm.workers[target.swarm.names[0]].process.pid
-    epoch, name = now_ms(), target.named("moving")
+    start_ms, name = now_ms(), target.named("moving")
     before = len(os.listdir(f"/proc/{pid}/fd"))
     answers = {"Control/Gossip": lambda _: target.message(name).SerializeToString()}
     with serving(answers, "0.0.0.0:0", target.identity) as address:
@@ -307,7 +307,7 @@ def passing_addresses(target: Target) -> Iterator[Callable[[], str]]:
             for _ in range(10):
                 asked += 1
                 at = f"127.0.{1 + asked // 250}.{1 + asked % 250}:{port}"
-                member = pb.Member(peer=name, address=at, epoch=epoch + asked, heartbeat=5)
+                member = pb.Member(peer=name, address=at, start_ms=start_ms + asked, heartbeat=5)
                 join = pb.JoinRequest(member=target.signed(member), manifest=target.manifest.pack())
                 join.member.peer = name
                 if target.identity is not None:

@@ -37,7 +37,7 @@ def member_of(
     name: str, address: str, phase: pb.Phase.ValueType = pb.PHASE_TRAINING, **more: Any
 ) -> pb.Member:
     """One that has begun just now."""
-    given = {"epoch": now_ms(), "heartbeat": 5, **more}
+    given = {"start_ms": now_ms(), "heartbeat": 5, **more}
     return pb.Member(peer=name, address=address, phase=phase, **given)
 
 
@@ -85,14 +85,14 @@ def false_state(
     """
     elements, name = target.elements, target.named(f"false-{value}-{ahead}-{gives}")
     anchor, momentum = torch.full((elements,), value), torch.zeros(elements)
-    hashed, epoch = wire.state_hash(anchor, momentum, ("x",)), now_ms()
+    hashed, start = wire.state_hash(anchor, momentum, ("x",)), now_ms()
     here = target.member(target.swarm.names[0])
     version, step = here.digests[0].version + ahead, here.step + 5 * ahead
     given = 0
 
     def card(address: str) -> pb.Member:
         digest = pb.FragmentDigest(version=version, contributors=3, hash=hashed)
-        return member_of(name, address, pb.PHASE_DONE, epoch=epoch, step=step, digests=[digest])
+        return member_of(name, address, pb.PHASE_DONE, start_ms=start, step=step, digests=[digest])
 
     def fetch(request: bytes) -> Iterator[bytes]:
         nonlocal given
@@ -135,14 +135,14 @@ def contributions(
     Args:
         raw_of: the values, given a tensor of their shape; NaN is put in after the encoding.
     """
-    names, name, epoch = tuple(sorted(target.swarm.names)), target.named("outside"), now_ms()
+    names, name, start_ms = tuple(sorted(target.swarm.names)), target.named("outside"), now_ms()
     plan = target.config.plan
     codec = codec_by_name(plan.codec)
     bounds = plan.shard_bounds(target.elements, len(names))
     said: list[str] = []
 
     def card(address: str) -> pb.Member:
-        return member_of(name, address, pb.PHASE_DONE, epoch=epoch)
+        return member_of(name, address, pb.PHASE_DONE, start_ms=start_ms)
 
     def contribute(round_: int, shard: int) -> str:
         start, stop = bounds[shard]
@@ -254,7 +254,7 @@ def forged_result(target: Target) -> str:
     other = target.swarm.names[1]
     document = pack({"event": "result", "peer": other, "val_loss": 0.0})
     result = pb.ResultRequest(run=target.manifest.run, sender=other, document=document)
-    end = pb.FinishedRequest(run=target.manifest.run, origin=other, iteration=1, epoch=now_ms())
+    end = pb.FinishedRequest(run=target.manifest.run, origin=other, iteration=1, start_ms=now_ms())
     said = []
     for method, request in (("Control/Result", result), ("Control/Finished", end)):
         try:
@@ -281,12 +281,12 @@ def introduce(target: Target, member: pb.Member) -> tuple[pb.IntroduceReply, Eve
 
 def at_coordinator(target: Target, **said: Any) -> pb.Member:
     """The attacker, as it introduces itself there."""
-    member = {"peer": target.named("x"), "address": "127.0.0.1:9", "epoch": now_ms(), **said}
+    member = {"peer": target.named("x"), "address": "127.0.0.1:9", "start_ms": now_ms(), **said}
     return pb.Member(**member)
 
 
 def forged_introduction(target: Target) -> str:
-    """Another's later life, and an epoch of one's own that cannot be."""
+    """Another's later life, and a start of one's own that cannot be."""
     other = target.swarm.names[1]
     try:
         introduce(target, at_coordinator(target, peer=other))
@@ -295,14 +295,14 @@ def forged_introduction(target: Target) -> str:
         said = refusal_of(error)
         if said == AT_THE_HANDSHAKE:
             raise
-    far, status = introduce(target, at_coordinator(target, epoch=2**64 - 1))
-    expect("cannot be" in far.refusal, "a far epoch is believed")
+    far, status = introduce(target, at_coordinator(target, start_ms=2**64 - 1))
+    expect("cannot be" in far.refusal, "a far start is believed")
     if target.identity is not None:
         expect("is not for this call" in said, "refused otherwise:", said)
         (row,) = [each for each in status["members"] if each["peer"] == other]
         expect(row["health"] == "alive" and row["phase"] == "training", f"{other} is", row)
         return f"{said}; {other} is alive and trains to the coordinator"
-    return f"{said}; a far epoch is refused"
+    return f"{said}; a far start is refused"
 
 
 def borrowed_token(target: Target) -> str:

@@ -68,7 +68,7 @@ def forged_iteration(target: Target) -> str:
     origin = target.swarm.names[1]
     known = target.member(origin)
     end = pb.FinishedRequest(
-        run=target.manifest.run, origin=origin, epoch=known.epoch, iteration=known.step + 1
+        run=target.manifest.run, origin=origin, start_ms=known.start_ms, iteration=known.step + 1
     )
     try:
         target.stranger.call("Control/Finished", end, pb.FinishedReply)

@@ -85,7 +85,7 @@ def _introduce(raw: bytes) -> None:
 
 def _introductions() -> list[bytes]:
     manifest = Problem().manifest.pack()
-    member = pb.Member(peer="a", address="h:1", epoch=1, step=3)
+    member = pb.Member(peer="a", address="h:1", start_ms=1, step=3)
     return [pb.IntroduceRequest(member=member, manifest=manifest).SerializeToString()]
 
 
@@ -101,7 +101,7 @@ def _signed(authority: Authority, mine: Identity) -> dict[str, Reader]:
         offload=None,  # of `run`
         log=lambda event: None,
     )
-    member = words.signed(Member("a", "h:1", epoch=1, digests=(Digest(1, 2, 3),)))
+    member = words.signed(Member("a", "h:1", start_ms=1, digests=(Digest(1, 2, 3),)))
     authority.expel("a")
     entries = [entry.SerializeToString() for entry in authority.revocations()]
     return {

@@ -187,7 +187,7 @@ def trickles(node: Node) -> None:
 def begins_again(node: Node) -> None:
     """Each second it says that it was started again, and ends what it was doing for others."""
     rules = node.gossip.rules
-    rules._put(replace(rules.me, epoch=rules.me.epoch + 1, incarnation=0, heartbeat=0))
+    rules._put(replace(rules.me, start_ms=rules.me.start_ms + 1, incarnation=0, heartbeat=0))
     node.gossip.update()
     for caller in [*node.server._open]:
         node.server.end_streams_of(caller)

@@ -20,7 +20,7 @@ from tests.support.workers import Hashes
 def reference_hashes(
     config: Config,
     peers: Sequence[str],
-    head_starts: specification.AnchorPrefetch = specification.at_once,
+    early_starts: specification.AnchorPrefetch = specification.at_once,
     run: int | None = None,
 ) -> dict[str, Hashes]:
     """Trains all peers here, one after another, and hashes each one's outer state.
@@ -36,7 +36,7 @@ def reference_hashes(
         fragments = partition(schema, plan.fragments, plan.pattern)
         run = Manifest.of(config, schema).run if run is None else run
         reference = specification.ReferenceRun(
-            plan, fragments, replicas, config.run.steps, run, head_starts
+            plan, fragments, replicas, config.run.steps, run, early_starts
         )
         outer = reference.train()
     finally:

@@ -23,7 +23,7 @@ from murmuration.algorithms.diloco import (
     take_mean,
 )
 from murmuration.algorithms.fragments import Fragment
-from murmuration.algorithms.pairing import groups, membership_epoch
+from murmuration.algorithms.pairing import groups, membership_id
 from murmuration.algorithms.plan import Plan
 from murmuration.algorithms.robust import (
     NORM_LIMIT,
@@ -95,7 +95,7 @@ class ReferenceRun:
         fragments: covering the replicas' parameters.
         replicas: by peer id, all with the same initial parameters.
         run: 64-bit run id, which pairs follow from.
-        head_starts: with pairs, when each has the anchors of its next round's group.
+        early_starts: with pairs, when each has the anchors of its next round's group.
 
     Ref: arXiv:2311.08105 algorithm 1; arXiv:2501.18512 algorithm 2 when tau or alpha is not 0;
     arXiv:2506.10911 with `pairs`.
@@ -108,7 +108,7 @@ class ReferenceRun:
         replicas: Mapping[str, TrainedReplica],
         steps: int,
         run: int = 0,
-        head_starts: AnchorPrefetch = at_once,
+        early_starts: AnchorPrefetch = at_once,
     ) -> None:
         self.plan, self.fragments, self.steps, self.run = plan, fragments, steps, run
         self.replicas, self.peers = replicas, sorted(replicas)
@@ -124,7 +124,7 @@ class ReferenceRun:
         self.reduction_residuals: dict[int, Tensor] = {}
         self.in_flight: dict[tuple[str, int], Means] = {}
         self.sent: dict[tuple[str, int], Tensor] = {}
-        self.head_starts = head_starts
+        self.early_starts = early_starts
         self.starts: dict[tuple[str, int], Tensor] = {}
         self.begun: dict[tuple[str, int], Tensor] = {}  # what those in flight count from
         self.applied_at = [0] * len(fragments)
@@ -176,13 +176,13 @@ class ReferenceRun:
                     peer
                     for peer in group
                     if (peer, index) not in self.starts
-                    and self.head_starts(peer, index, round_, self.applied_at[index]) == step
+                    and self.early_starts(peer, index, round_, self.applied_at[index]) == step
                 ]
                 if not taking or len(group) == 1:
                     continue
                 for peer in taking:
                     mean_anchor = self.mean_anchor(index, group, peer)
-                    start = self.plan.group_update().head_start(mean_anchor)
+                    start = self.plan.group_update().early_start(mean_anchor)
                     if start is None:
                         continue
                     anchor = self.outer[peer][index].anchor
@@ -247,8 +247,8 @@ class ReferenceRun:
 
     def groups(self, index: int) -> tuple[tuple[str, ...], ...]:
         """The groups of the fragment's next round; a peer that sits it out is one by itself."""
-        epoch, size = membership_epoch(self.peers), self.plan.group_size
-        drawn = groups(self.run, index, self.rounds[index], epoch, self.peers, size)
+        membership, size = membership_id(self.peers), self.plan.group_size
+        drawn = groups(self.run, index, self.rounds[index], membership, self.peers, size)
         alone = set(self.peers).difference(*drawn)
         return (*drawn, *((peer,) for peer in sorted(alone)))
 

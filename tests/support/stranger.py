@@ -118,14 +118,14 @@ def handing_out(manifest: Mapping[str, Any]) -> Callable[[bytes], bytes]:
     return lambda _request: reply
 
 
-def impossible(peer: str, address: str, epoch: int) -> dict[str, pb.Member]:
+def impossible(peer: str, address: str, start_ms: int) -> dict[str, pb.Member]:
     """Members that cannot be, by what is wrong with each."""
     base = {"peer": peer, "address": address}
-    live = base | {"epoch": epoch, "heartbeat": 5}
+    live = base | {"start_ms": start_ms, "heartbeat": 5}
     return {
-        "epoch": pb.Member(**base, epoch=FAR),
+        "start_ms": pb.Member(**base, start_ms=FAR),
         "incarnation": pb.Member(**live, incarnation=2**32 - 1),
-        "heartbeat": pb.Member(**base, epoch=epoch, heartbeat=FAR),
+        "heartbeat": pb.Member(**base, start_ms=start_ms, heartbeat=FAR),
         "step": pb.Member(**live, step=FAR),
         "stage": pb.Member(**live, stage=9),
         "fragments": pb.Member(**live, digests=[pb.FragmentDigest()] * 9),

@@ -1,7 +1,7 @@
 """What a peer says of itself, signed: a peer that passes it on cannot change it.
 
 A member travels as its peer has written it, with the peer's signature over (run, member). It holds
-epoch and heartbeat, so a replay is older than what is known. Heartbeat and step change with every
+start and heartbeat, so a replay is older than what is known. Heartbeat and step change with every
 step. A peer tells them to those it calls, and signs when something else has changed.
 
 A signature is checked by the key in the peer's certificate. That comes with the first contact, or
@@ -93,7 +93,7 @@ class SignedWords:
         newest = self._read.get(said.peer)
         proof = Signed(message.signed, message.signature)
         if newest is not None and (newest.signed == proof or _is_older(said, newest)):
-            if (said.epoch, said.incarnation) != (newest.epoch, newest.incarnation):
+            if (said.start_ms, said.incarnation) != (newest.start_ms, newest.incarnation):
                 word = Health.ALIVE  # it was of an earlier life
         elif certificates.has_signed(known.key, message.signature, self._digest(message.signed)):
             if (wrong := problem(said)) is not None:
@@ -171,7 +171,7 @@ def _content(member: Member) -> Member:
 
 def _is_older(said: Member, known: Member) -> bool:
     """Whether nothing of what is said can win over what is known: it need not be checked."""
-    if said.epoch != known.epoch:
-        return said.epoch < known.epoch
+    if said.start_ms != known.start_ms:
+        return said.start_ms < known.start_ms
     newer = said.heartbeat > known.heartbeat or said.incarnation > known.incarnation
     return not newer and said.health is Health.ALIVE

@@ -33,7 +33,7 @@ class LeaseService(Component):
         self.on_view(gossip.swarm)
 
     def on_view(self, _view: View) -> None:
-        self._carry_out(self._table.on_view(self._gossip.swarm, self._gossip.me.epoch))
+        self._carry_out(self._table.on_view(self._gossip.swarm, self._gossip.me.start_ms))
 
     def tick(self) -> None:
         self._carry_out(self._table.tick(self._node.clock()))

@@ -69,7 +69,7 @@ class LeaseTable:
 
     def __init__(self, me: str, ledger: ledgers.Ledger) -> None:
         self.ledger = ledger
-        self._me, self._epoch, self._view = me, 0, View()
+        self._me, self._start_ms, self._view = me, 0, View()
         self._said = self._announced = 0
         self._used_here: set[Block] = set()
         self._past: dict[int, int] = {}  # by stream: the epoch after the one that was exhausted
@@ -101,9 +101,9 @@ class LeaseTable:
         self._look_for_free()
         return self._done()
 
-    def on_view(self, view: View, epoch: int) -> list[LeaseAction]:
-        """Membership has changed. Args: epoch: this peer's own."""
-        self._view, self._epoch = view, epoch
+    def on_view(self, view: View, start_ms: int) -> list[LeaseAction]:
+        """Membership has changed. Args: start_ms: this peer's own."""
+        self._view, self._start_ms = view, start_ms
         return self._done()
 
     def answered(self, peer: str, number: int, news: LeaseNews) -> list[LeaseAction]:
@@ -222,7 +222,7 @@ class LeaseTable:
             if (known := self._others.get(holding.peer)) is None:
                 newer = len(self._others) < MAX_MEMBERS
             else:
-                newer = (holding.epoch, holding.sequence) > (known.epoch, known.sequence)
+                newer = (holding.start_ms, holding.sequence) > (known.start_ms, known.sequence)
             if holding.peer != self._me and newer:
                 self._others[holding.peer] = holding
                 self._compare(holding)
@@ -257,7 +257,7 @@ class LeaseTable:
             each
             for each in self._others.values()
             if (member := members.get(each.peer)) is None
-            or (member.live and member.epoch <= each.epoch)
+            or (member.live and member.start_ms <= each.start_ms)
         ]
 
     def _taken(self, stream: int) -> set[int]:
@@ -381,7 +381,7 @@ class LeaseTable:
         self._said += 1
         drawn = tuple(self._drawn)[-_MOST_TOLD:]
         held, asked = tuple(self._held), tuple(self._asked)
-        mine = Holding(self._me, self._epoch, self._said, held, asked, drawn)
+        mine = Holding(self._me, self._start_ms, self._said, held, asked, drawn)
         cursors = self.ledger.cursors
         self._used_here &= cursors.keys()
         known = {block: cursors[block] for block in cursors if block in self._used_here}

@@ -63,10 +63,10 @@ class OpenedStream(NamedTuple):
 @dataclass(frozen=True)
 class Holding:
     """The blocks that a peer has and asks for, and the streams that it has opened; a later sequence
-    number replaces an earlier one. `epoch` is that of its `Member`."""
+    number replaces an earlier one. `start_ms` is that of its `Member`."""
 
     peer: str
-    epoch: int
+    start_ms: int
     sequence: int
     held: tuple[Block, ...] = ()
     asked: tuple[Block, ...] = ()

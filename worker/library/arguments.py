@@ -39,7 +39,7 @@ _COMMAND = re.compile(r"(`[^`]*`)")
 _VALUE = r"(?:[ =](\d+(?:\.\d+)?|[A-Z]+:[A-Z]+|[^\s;,()]*[:/][^\s;,():]+?)(?=[:;,.)]*(?:\s|$)))?"
 _OPTION = re.compile(rf"--([a-z]+(?:-[a-z]+)*)\b{_VALUE}")
 _WARNINGS = frozenset({"warning", "put_back", "round_failed"})
-_OFTEN = frozenset({"progress", "round", "head_start"})
+_OFTEN = frozenset({"progress", "round", "early_start"})
 _KNOWN = ("event", "peer", "time_s", "at")
 
 log = logging.getLogger("murmuration")

@@ -10,7 +10,7 @@ MAX_UNREACHABLE = 16  # peers that one member names
 MAX_FRAGMENTS = 1024
 MAX_HEARTBEAT = 2**53
 MAX_INCARNATION = 2**31
-MAX_EPOCH = 2**53  # ms from 1970: a restart is later by whichever clock
+MAX_START_MS = 2**53  # ms from 1970: a restart is later by whichever clock
 _FINAL_ROUNDS = 2  # the mean that ends a run in pairs, or the exact one
 _WINDOW_S, _SAMPLE_S = 60.0, 1.0
 _FASTER = 16
@@ -58,7 +58,7 @@ class Member:
 
     peer: str
     address: str
-    epoch: int  # the start of its process in ms; a restart has a later one
+    start_ms: int  # the start of its process in ms; a restart has a later one
     incarnation: int = 0  # raised by the peer itself to refute a suspicion
     health: Health = Health.ALIVE  # ours, whatever is signed
     phase: Phase = Phase.STARTING
@@ -90,7 +90,7 @@ class Member:
 @dataclass(kw_only=True)
 class MemberLimits:
     """What a peer of this run can truly say of a member. Anything beyond is a mistake or a lie, and
-    would stay: of two records the higher epoch, incarnation and heartbeat win.
+    would stay: of two records the later start, incarnation and heartbeat win.
 
     This peer's own pace tells how far others can be: nobody is `_FASTER` times as fast as this peer
     has ever been in the window.
@@ -106,8 +106,8 @@ class MemberLimits:
 
     def problem(self, member: Member) -> str | None:
         """Why the member cannot be, if it cannot."""
-        if member.epoch > MAX_EPOCH:
-            return f"epoch {member.epoch}, at most {MAX_EPOCH}"
+        if member.start_ms > MAX_START_MS:
+            return f"start_ms {member.start_ms}, at most {MAX_START_MS}"
         if member.incarnation > MAX_INCARNATION:
             return f"incarnation {member.incarnation}, at most {MAX_INCARNATION}"
         if member.stage >= self.stages:
@@ -151,10 +151,10 @@ class MemberLimits:
 
 
 def newest(known: Member, heard: Member) -> Member:
-    """Merges two records of one peer: health by incarnation, the rest by heartbeat. A later epoch
-    replaces all. A peer that left stays gone for that epoch."""
-    if known.epoch != heard.epoch:
-        return max(known, heard, key=lambda member: member.epoch)
+    """Merges two records of one peer: health by incarnation, the rest by heartbeat. A later start
+    replaces all. One that left stays gone until its next start."""
+    if known.start_ms != heard.start_ms:
+        return max(known, heard, key=lambda member: member.start_ms)
     fields = heard if heard.heartbeat > known.heartbeat else known
     incarnation, health = max((known.incarnation, known.health), (heard.incarnation, heard.health))
     if Health.LEFT in (known.health, heard.health):

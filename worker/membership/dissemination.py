@@ -2,7 +2,7 @@
 
 Three kinds of news, by how they travel:
 
-- Health, incarnation, epoch, address, phase, unreachable peers and state digests go out at once,
+- Health, incarnation, start, address, phase, unreachable peers and state digests go out at once,
   with every exchange, until `_TELL_LIFE` others (`_TELL_STATE` for digests) have them. The rest of
   the swarm has it from others, or from a full exchange. A peer that is suspected or worse is always
   told, since only that peer can refute; so is one with outdated news.
@@ -74,7 +74,7 @@ class Dissemination:
         self._cursor = ""
         self._rumours: dict[str, _Rumour] = {}
         self._taken_up: Sequence[Member] = ()
-        self._links: dict[str, _Peering] = {}
+        self._peerings: dict[str, _Peering] = {}
 
     def request(self, peer: str, members: Sequence[Member], now: float) -> Said:
         """Opens an exchange at monotonic time `now` (s)."""
@@ -87,7 +87,7 @@ class Dissemination:
         own = self._rumours[self._me]
         if not chosen and peer in own.known_to:  # else it would overtake what it belongs to
             me = own.member
-            progress = pb.MemberProgress(epoch=me.epoch, heartbeat=me.heartbeat, step=me.step)
+            progress = pb.MemberProgress(start_ms=me.start_ms, heartbeat=me.heartbeat, step=me.step)
             said.progress.CopyFrom(progress)
         return chosen, said
 
@@ -97,12 +97,12 @@ class Dissemination:
         self._refresh(members)
         if peer == self._me or peer not in self._rumours:
             return
-        link = self._links.setdefault(peer, _Peering())
-        if 0 < said.acknowledged <= link.used:
-            for number in [n for n in link.sent if n <= said.acknowledged]:
-                self._delivered(peer, link.sent.pop(number), arrived=True)
+        peering = self._peerings.setdefault(peer, _Peering())
+        if 0 < said.acknowledged <= peering.used:
+            for number in [n for n in peering.sent if n <= said.acknowledged]:
+                self._delivered(peer, peering.sent.pop(number), arrived=True)
         else:
-            self._lose(peer, link)
+            self._lose(peer, peering)
             for known in self._rumours.values():
                 known.known_to.discard(peer)
         for member in told:
@@ -113,15 +113,15 @@ class Dissemination:
             elif peer not in rumour.under_way:
                 rumour.owed_to.add(peer)
         if said.reset:
-            link.received = said.number
-        elif link.received:
-            link.received = max(link.received, said.number)
+            peering.received = said.number
+        elif peering.received:
+            peering.received = max(peering.received, said.number)
 
     def failed(self, peer: str) -> None:
         """An exchange with `peer` failed: what was under way to and fro may be lost."""
-        if link := self._links.get(peer):
-            self._lose(peer, link)
-            link.received, link.failed = 0, True
+        if peering := self._peerings.get(peer):
+            self._lose(peer, peering)
+            peering.received, peering.failed = 0, True
 
     def part(self, members: Iterable[Member]) -> tuple[Member, ...]:
         """As many as a message holds: this peer, then in turn from where the last part ended."""
@@ -138,21 +138,21 @@ class Dissemination:
         self._refresh(members)
         if peer not in self._rumours:  # a stranger: nothing is tracked
             return self.part(members), pb.GossipMessage()
-        link = self._links.setdefault(peer, _Peering())
-        if len(link.sent) >= _UNACKNOWLEDGED:
-            self._lose(peer, link)
-        reset, full = link.reset, full or link.failed
-        link.reset = link.failed = False
+        peering = self._peerings.setdefault(peer, _Peering())
+        if len(peering.sent) >= _UNACKNOWLEDGED:
+            self._lose(peer, peering)
+        reset, full = peering.reset, full or peering.failed
+        peering.reset = peering.failed = False
         chosen = self.part(members if full else self._news_for(peer, reset))
         if chosen:
-            link.used += 1
-            link.sent[link.used] = chosen
+            peering.used += 1
+            peering.sent[peering.used] = chosen
             for member in chosen:
                 rumour = self._rumours[member.peer]
                 rumour.under_way.add(peer)
                 rumour.owed_to.discard(peer)
-        number = link.used if chosen else 0
-        said = pb.GossipMessage(number=number, acknowledged=link.received, reset=reset, full=full)
+        said = pb.GossipMessage(acknowledged=peering.received, reset=reset, full=full)
+        said.number = peering.used if chosen else 0
         return chosen, said
 
     def _news_for(self, peer: str, reset: bool) -> list[Member]:
@@ -179,7 +179,7 @@ class Dissemination:
         if len(self._rumours) > len(members):  # one has given way to another
             for gone in self._rumours.keys() - {member.peer for member in members}:
                 del self._rumours[gone]
-                self._links.pop(gone, None)
+                self._peerings.pop(gone, None)
         for member in members:
             if (rumour := self._rumours.get(member.peer)) is None:
                 self._rumours[member.peer] = _Rumour(member, _TELL_LIFE)
@@ -199,23 +199,23 @@ class Dissemination:
                 if arrived:
                     rumour.known_to.add(peer)
 
-    def _lose(self, peer: str, link: _Peering) -> None:
-        for members in link.sent.values():
+    def _lose(self, peer: str, peering: _Peering) -> None:
+        for members in peering.sent.values():
             self._delivered(peer, members, arrived=False)
-        link.sent.clear()
-        link.reset = True
+        peering.sent.clear()
+        peering.reset = True
 
 
 def with_progress(came: Said, sender: str, members: Iterable[Member]) -> tuple[Member, ...]:
     """The members in a message, and its sender's with the progress that it reports."""
     told, said = came
     known = next((member for member in members if member.peer == sender), None)
-    if known is None or not said.HasField("progress") or known.epoch != said.progress.epoch:
+    if known is None or not said.HasField("progress") or known.start_ms != said.progress.start_ms:
         return told
     return (*told, replace(known, heartbeat=said.progress.heartbeat, step=said.progress.step))
 
 
-_LIFE = ("epoch", "incarnation", "health", "phase", "address", "unreachable", "idle")
+_LIFE = ("start_ms", "incarnation", "health", "phase", "address", "unreachable", "idle")
 _life = attrgetter(*_LIFE)
 _news = attrgetter(*_LIFE, "digests", "step_s", "profile", "waited_for", "waited_at")
 

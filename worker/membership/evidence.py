@@ -22,7 +22,7 @@ _NEVER = -math.inf
 
 @dataclass
 class Case:
-    life: tuple[int, int]  # its epoch and incarnation
+    life: tuple[int, int]  # its start and incarnation
     since: float  # when it was first accused (s)
     accusers: set[str] = field(default_factory=set)  # this peer too, once its probes have failed
     left: bool = False  # the accusers say that it has left, and not that it is dead
@@ -170,7 +170,7 @@ class IdlePeers:
             self.waited_for(peer, now)
 
     def waited_for(self, peer: str, now: float) -> None:
-        """For a while no round waits for the peer. A new epoch ends that no sooner: else a peer
+        """For a while no round waits for the peer. A new start ends that no sooner: else a peer
         could make every round wait."""
         if (mark := self._marks.get(peer)) is None or not mark.stands:
             first = _OWN_DOUBLINGS if peer == self._me else 0

@@ -97,8 +97,8 @@ class FirstContact:
             taken = f"{member.peer!r} lives at {known.address}; choose another name with --name"
             return pb.JoinReply(refusal=taken)
         known = self._known(member.peer) if joins else None  # as it is by now
-        if known is not None and known.epoch > member.epoch:
-            # Of a process that was later by its clock of then: it takes a later epoch now.
+        if known is not None and known.start_ms > member.start_ms:
+            # Of a process that was later by its clock of then: it takes a later start now.
             return pb.JoinReply(members=[self.gossip.to_message(known)])
         unreached = await self._dial_back(member, caller.name, alone=join.dial_only)
         if unreached is not None:
@@ -121,7 +121,7 @@ class FirstContact:
             if member.peer == asked.peer:
                 words = wire.parse(pb.Member, asked.signed) if asked.signed else asked
                 said = wire.member_from_message(words)
-                return (said if said.epoch < member.epoch else member), ""
+                return (said if said.start_ms < member.start_ms else member), ""
         return None, refused[0] if refused else "its certificate is missing, or not of this run"
 
     def _known(self, peer: str) -> Member | None:
@@ -131,15 +131,15 @@ class FirstContact:
         """A former life of the peer does not."""
         if not known.live or known.address == member.address:
             return False
-        if known.epoch == member.epoch and addresses.split_relayed(member.address) is not None:
+        if known.start_ms == member.start_ms and addresses.split_relayed(member.address):
             return False  # it is this process, which has another relay now
         timeout_s = self.gossip.rules.config.probe_timeout_s
         return await self.gossip.exchange(known.peer, known.address, timeout_s) == member.peer
 
     async def _dial_back(self, member: Member, caller: str, *, alone: bool) -> str | None:
         """Names the peer that cannot dial a newcomer: this one or, unless `alone`, another."""
-        known, at = self._known(member.peer), (member.epoch, member.address)
-        if known is not None and known.live and (known.epoch, known.address) == at:
+        known, at = self._known(member.peer), (member.start_ms, member.address)
+        if known is not None and known.live and (known.start_ms, known.address) == at:
             return None
         async with self._dialling[caller]:
             second = None if alone else asyncio.ensure_future(self._second_dial(member))
@@ -190,7 +190,7 @@ class FirstContact:
         return None
 
     async def join(self, address: str, peer: str | None = None, *, again: bool = True) -> None:
-        """One try, and a second where this peer has a later epoch by the answer. Raises
+        """One try, and a second where this peer has a later start by the answer. Raises
         ManifestRefused, NotDialled, Unreachable."""
         member, certificate = self.gossip.to_message(self.gossip.me), self.gossip.certificate
         member.peer = self.gossip.me.peer
@@ -208,9 +208,9 @@ class FirstContact:
         members, refused = self.gossip.read_members(reply.members, reply.certificates)
         for reason in refused:
             self.gossip.warnings.add(f"does not believe {address}: {reason}")
-        epoch = self.gossip.me.epoch
+        start_ms = self.gossip.me.start_ms
         self.gossip.hear(members)
-        if again and self.gossip.me.epoch != epoch:
+        if again and self.gossip.me.start_ms != start_ms:
             await self.join(address, peer, again=False)
 
 

@@ -93,7 +93,7 @@ class Membership:
         self._suspicions = Suspicions(config.probe_s)
         self._cases = self._suspicions.cases
         self._expelled: set[str] = set()
-        self._proven: dict[str, int] = {}  # who has answered this peer, in which epoch
+        self._proven: dict[str, int] = {}  # who has answered this peer, by its start
         self._forgettable: dict[str, None] = {}  # that have ended, and never answered it
         self._ticked_at: float | None = None
         self._gossip_at = self._reconnect_at = -math.inf
@@ -115,7 +115,7 @@ class Membership:
     def unmet(self) -> frozenset[str]:
         """The live peers that nobody has seen to answer since they began: they may not exist."""
         live = (member for member in self._others() if member.live)
-        return frozenset(m.peer for m in live if self._proven.get(m.peer) != m.epoch)
+        return frozenset(m.peer for m in live if self._proven.get(m.peer) != m.start_ms)
 
     def address(self, peer: str) -> str | None:
         member = self._members.get(peer)
@@ -231,7 +231,7 @@ class Membership:
         return self._probe([member.peer for member in self._others() if member.live])
 
     def view_changed(self) -> bool:
-        """Whether peers, or fields of their `_outline`, are others than at the last call."""
+        """Whether peers, or fields of their `_gist`, are others than at the last call."""
         idle = tuple(sorted({*self._idle.peers, *self.liars}))[:MAX_UNREACHABLE]
         lacking = (self._reach.unreachable, idle)
         if lacking != (self.me.unreachable, self.me.idle):
@@ -246,10 +246,10 @@ class Membership:
     def _put(self, member: Member) -> None:
         known = self._members.get(member.peer)
         self._members[member.peer], self._sorted = member, None
-        if known is None or _outline(known) != _outline(member):
+        if known is None or _gist(known) != _gist(member):
             self._outline_changed = True
-        at = member.epoch, member.address
-        if known and (not member.live or (known.epoch, known.address) != at):
+        at = member.start_ms, member.address
+        if known and (not member.live or (known.start_ms, known.address) != at):
             self._reach.links.pop(member.peer, None)
         if member.live or member.peer in self._proven:
             self._forgettable.pop(member.peer, None)
@@ -297,7 +297,7 @@ class Membership:
     def _lives(self, peer: str, now: float) -> None:
         self._suspicions.answered(peer, now)
         if member := self._members.get(peer):
-            self._proven[peer] = member.epoch
+            self._proven[peer] = member.start_ms
             if member.health is Health.SUSPECT:
                 self._put(replace(member, health=Health.ALIVE))
 
@@ -322,11 +322,11 @@ class Membership:
                 same = _life(merged) == _life(known)
                 merged = replace(merged, health=known.health if same else Health.ALIVE)
             self._put(merged)
-            if merged.epoch > known.epoch:
+            if merged.start_ms > known.start_ms:
                 self._idle.begun_again(peer, now)
             if _life(merged) > _life(known) or merged.health is Health.LEFT:
                 # It has refuted what is said against it, or has begun again, or has left.
-                case, again = self._cases.pop(peer, None), merged.epoch != known.epoch
+                case, again = self._cases.pop(peer, None), merged.start_ms != known.start_ms
                 if again or not merged.live:
                     self._suspicions.words.pop(peer, None)
                 if case and case.failed and merged.health is Health.ALIVE and not again:
@@ -352,23 +352,23 @@ class Membership:
     def _defend(self, heard: Member) -> None:
         """Refutes what others say of this peer and it has not said itself, unless it is leaving."""
         me = self.me
-        if heard.epoch > me.epoch:
+        if heard.start_ms > me.start_ms:
             # An earlier process of this peer, with a clock that was ahead of today's.
-            self._put(replace(me, epoch=heard.epoch + 1))
+            self._put(replace(me, start_ms=heard.start_ms + 1))
             return
-        if heard.epoch != me.epoch or me.health is Health.LEFT:
+        if heard.start_ms != me.start_ms or me.health is Health.LEFT:
             return
         rumoured = heard.health is not Health.ALIVE and heard.incarnation >= me.incarnation
         if heard.health is Health.LEFT or (
             max(heard.incarnation - me.incarnation, heard.heartbeat - me.heartbeat) > _MAX_JUMP
         ):
-            # Somebody else's words, which this epoch cannot take back.
-            self._put(replace(me, epoch=me.epoch + 1, incarnation=0, heartbeat=0))
+            # Somebody else's words, which this process cannot take back.
+            self._put(replace(me, start_ms=me.start_ms + 1, incarnation=0, heartbeat=0))
         elif rumoured or heard.heartbeat > me.heartbeat:
             incarnation = heard.incarnation + 1 if rumoured else me.incarnation
             beat = max(me.heartbeat, heard.heartbeat) + 1
             self._put(replace(me, incarnation=incarnation, heartbeat=beat))
 
 
-_life = attrgetter("epoch", "incarnation")
-_outline = attrgetter("epoch", "health", "phase", "unreachable", "idle", "waited_for", "waited_at")
+_life = attrgetter("start_ms", "incarnation")
+_gist = attrgetter("start_ms", "health", "phase", "unreachable", "idle", "waited_for", "waited_at")

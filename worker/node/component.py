@@ -38,7 +38,7 @@ class NodeConfig(JoinConfig):
     relayed: bool = True  # whether it may be reached through relays
     relay_mbps: float = 100.0  # 0: relays for nobody
     # Tells this process from earlier ones of the peer; None for the ms from 1970 to its start.
-    epoch: int | None = None
+    start_ms: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

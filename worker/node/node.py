@@ -158,14 +158,14 @@ class Node:
         """Starts serving and returns the advertised address. Raises AddressInUse, NotDialled."""
         bound = await self.transport.listen(self.server)
         node, run, transport = self._node, self._manifest.run, self.transport
-        epoch = time.time_ns() // 1_000_000 if node.epoch is None else node.epoch
+        start_ms = time.time_ns() // 1_000_000 if node.start_ms is None else node.start_ms
         advertised = bound
         if node.advertise not in (None, ROUTER):  # port 0 stands for the one that is listened on
             advertised = with_port(node.advertise, bound)
             if node.advertise_origin and not transport.encrypted:
                 advertised = public_address(advertised)  # there may be others elsewhere
         self.tunnels.own = (advertised, bound)
-        self._add_membership(Member(node.peer, advertised, epoch, stage=node.stage), bound)
+        self._add_membership(Member(node.peer, advertised, start_ms, stage=node.stage), bound)
         if node.advertise == ROUTER and not await self._router_port.begin(bound):
             await transport.close()
             raise NotDialled(f"--advertise {ROUTER}: {self._router_port.refused}; {_FORWARD}")
@@ -186,7 +186,7 @@ class Node:
 
     def _add_membership(self, me: Member, bound: str) -> None:
         config, node, run = self._config, self._node, self._manifest.run
-        rng = random.Random(wire.hash64(f"{me.peer}/{me.epoch}".encode()))
+        rng = random.Random(wire.hash64(f"{me.peer}/{me.start_ms}".encode()))
         limits = MemberLimits(
             steps=config.run.steps,
             fragments=len(self.context.elements),

@@ -7,8 +7,8 @@ complete: until then what it has counted may die with it. An origin whose report
 sent, again and again, is left out for a while. What was never counted here discards nothing.
 
 An origin that is gone reports nothing, nor does one that has started again for its earlier
-incarnation. Their microbatches are lost, but a gradient that another stage has counted stays in its
-sum. Calls of a new incarnation may be here before gossip tells of it, or be anybody's: it is not
+process. Their microbatches are lost, but a gradient that another stage has counted stays in its
+sum. Calls of a new process may be here before gossip tells of it, or be anybody's: it is not
 waited for for long. An origin that is there and does not report is waited for longer than a
 microbatch that is held up, and then no more, until it reports in time. One that is late again and
 again is not waited for either, until it reports in time.
@@ -24,7 +24,7 @@ from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.membership import Member, Phase
 from murmuration.worker.pipeline.context import StageContext
-from murmuration.worker.pipeline.stage_call import Incarnation, StageCallKey
+from murmuration.worker.pipeline.stage_call import PeerProcess, StageCallKey
 from murmuration.worker.training.mailbox import IterationOver
 from murmuration.worker.transport import Method, TransportError
 
@@ -36,11 +36,11 @@ _USUAL, _LATELY = 4, 16  # or so many times as long as the first report took of 
 _SOON_S, _STRIKES = 2.0, 3
 _MOST_UNLIKE, _LEFT_OUT = 12, 64  # four reports that lack what was sent; then 52 iterations without
 _MOST_AHEAD = 8  # iterations: a peer that says to be further is not waited for
-_INCARNATIONS = 2  # of a peer that are told apart: the one that was started again, and that before
+_PROCESSES = 2  # of a peer that are told apart: the one that was started again, and that before
 _REPORT_S = 2.0
 _AGAIN_S = 0.25
 
-_Share = tuple[int, Incarnation]  # an iteration, and the origin whose microbatches are meant
+_Share = tuple[int, PeerProcess]  # an iteration, and the origin whose microbatches are meant
 # Microbatches whose origin is gone: those that it had sent here itself, and those in this sum.
 _Orphans = tuple[frozenset[int], frozenset[int]]
 
@@ -62,9 +62,9 @@ class IterationTracker:
         self._began = defaultdict[_Share, set[int]](set)
         self._reported: dict[_Share, frozenset[int]] = {}
         self._orphans: dict[_Share, _Orphans] = {}
-        self._missed_since: dict[Incarnation, float] = {}
-        self._heard: dict[Incarnation, int] = {}  # the latest iteration that it has sent word of
-        self._unconfirmed_since: dict[Incarnation, float] = {}
+        self._missed_since: dict[PeerProcess, float] = {}
+        self._heard: dict[PeerProcess, int] = {}  # the latest iteration that it has sent word of
+        self._unconfirmed_since: dict[PeerProcess, float] = {}
 
     def begin(self, iteration: int) -> None:
         """This peer goes on to an iteration, or back to one; earlier ones are forgotten."""
@@ -100,15 +100,15 @@ class IterationTracker:
         """The microbatches that are lost with their origins, of those that these had sent here."""
         return sum(len(began) for began, _ in self._orphans.values())
 
-    def orphans(self, iteration: int) -> dict[Incarnation, _Orphans]:
+    def orphans(self, iteration: int) -> dict[PeerProcess, _Orphans]:
         """The (began, counted) microbatches of each origin that is gone, once all is over."""
         return {key[1]: left for key, left in self._orphans.items() if key[0] == iteration}
 
-    def heard(self, iteration: int, origin: Incarnation) -> None:
+    def heard(self, iteration: int, origin: PeerProcess) -> None:
         """Word of an origin has come that is at this iteration."""
         if not self.is_far(iteration):
             self._heard[origin] = max(iteration, self._heard.get(origin, 0))
-            for old in sorted(o for o in self._heard if o.peer == origin.peer)[:-_INCARNATIONS]:
+            for old in sorted(o for o in self._heard if o.peer == origin.peer)[:-_PROCESSES]:
                 del self._heard[old]
 
     def began(self, key: StageCallKey) -> None:
@@ -128,7 +128,7 @@ class IterationTracker:
         """The gradient is not in the sum, and will not be."""
         self._mine.get((key.iteration, key.origin), set()).discard(key.microbatch)
 
-    def reported(self, iteration: int, origin: Incarnation, counted: Iterable[int]) -> None:
+    def reported(self, iteration: int, origin: PeerProcess, counted: Iterable[int]) -> None:
         """An origin reports at the end of an iteration, maybe one that was thought to be gone."""
         self._orphans.pop((iteration, origin), None)
         self.heard(iteration, origin)
@@ -137,18 +137,18 @@ class IterationTracker:
         if iteration >= self.iteration and not self.is_far(iteration):
             self._reported[iteration, origin] = frozenset(counted)
             same = [o for at, o in self._reported if at == iteration and o.peer == origin.peer]
-            for old in sorted(same)[:-_INCARNATIONS]:
+            for old in sorted(same)[:-_PROCESSES]:
                 del self._reported[iteration, old]
 
     def over(self, origins: Iterable[Member], now: float) -> IterationOver | None:
         """Whether every origin that is still there has finished the iteration. `origins` are all
-        replicas of stage 0, gone or not; others, and earlier incarnations, count as gone."""
+        replicas of stage 0, gone or not; others, and earlier processes, count as gone."""
         self._seen_at = self._seen_at or [now]
         someone, unlike = False, set[str]()
         gone: list[_Share] = []
         awaited: list[_Share] = []
         newest = (self._newest(member, now) for member in origins)
-        members = {Incarnation.of(member): member for member in newest}
+        members = {PeerProcess.of(member): member for member in newest}
         known = {origin for at, origin in (*self._began, *self._mine) if at == self.iteration}
         for origin in (*members, *sorted(known - members.keys())):
             key, member = (self.iteration, origin), members.get(origin)
@@ -195,8 +195,8 @@ class IterationTracker:
         return not origins <= self.given_up
 
     def _newest(self, member: Member, now: float) -> Member:
-        """As of the latest incarnation. One that gossip does not confirm in time is forgotten."""
-        since, confirmed = self._unconfirmed_since, Incarnation.of(member)
+        """As of the latest process. One that gossip does not confirm in time is forgotten."""
+        since, confirmed = self._unconfirmed_since, PeerProcess.of(member)
         ahead = [o for o in self._heard if o.peer == member.peer and o > confirmed]
         for origin in ahead:
             if now - since.setdefault(origin, now) >= _PATIENCE_S:
@@ -204,12 +204,12 @@ class IterationTracker:
         latest = max((o for o in ahead if o in self._heard), default=confirmed)
         if latest == confirmed:
             return member
-        return replace(member, epoch=latest.epoch, phase=Phase.STARTING, step=0)
+        return replace(member, start_ms=latest.start_ms, phase=Phase.STARTING, step=0)
 
     def _takes_part(self, member: Member) -> bool:
         """Whether to wait for an origin's report. A joiner may take its time to fetch a state; one
         that was heard in the last iteration is no joiner, whatever gossip says."""
-        heard = self._heard.get(Incarnation.of(member), -1)  # an earlier incarnation's do not count
+        heard = self._heard.get(PeerProcess.of(member), -1)  # an earlier process's do not count
         if member.phase is Phase.STARTING:
             return member.live and heard + 1 >= self.iteration
         if member.phase is Phase.READY:
@@ -218,7 +218,7 @@ class IterationTracker:
 
     def _has_gone_on(self, member: Member, counted: bool, now: float) -> bool:
         """Whether the origin is further: its report is lost, or no use if nothing was counted."""
-        me = Incarnation.of(member)
+        me = PeerProcess.of(member)
         if any(at > self.iteration and origin == me for at, origin in self._reported):
             return True
         if member.step < self.iteration:
@@ -229,7 +229,7 @@ class IterationTracker:
 
 
 async def report_iteration(
-    context: StageContext, origin: Incarnation, peer: str, iteration: int, counted: Sequence[int]
+    context: StageContext, origin: PeerProcess, peer: str, iteration: int, counted: Sequence[int]
 ) -> None:
     """Reports the microbatches that came back by way of a peer until it has the report, and has
     ended the iteration if it has counted some; or is gone, or far back. io thread only. `origin` is
@@ -239,7 +239,7 @@ async def report_iteration(
     request = pb.FinishedRequest(
         run=context.run,
         origin=origin.peer,
-        epoch=origin.epoch,
+        start_ms=origin.start_ms,
         iteration=iteration,
         counted=counted,
     ).SerializeToString()
@@ -257,8 +257,8 @@ async def report_iteration(
         if not over:
             await asyncio.sleep(_AGAIN_S)
         member, me = context.member(peer), context.member(context.me)
-        if member is not None and first is not None and member.epoch != first.epoch:
-            member = None  # a later incarnation has counted nothing
+        if member is not None and first is not None and member.start_ms != first.start_ms:
+            member = None  # a later process has counted nothing
         if me is None or me.step > iteration + _MOST_AHEAD:
             break
     if counted and not over and (member is None or member.step < iteration):

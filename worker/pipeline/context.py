@@ -12,7 +12,7 @@ from murmuration.protos.events import EventKind, Log, new_event
 from murmuration.worker.background import Offload
 from murmuration.worker.membership import Member
 from murmuration.worker.pipeline.profile import StageMeasurements
-from murmuration.worker.pipeline.stage_call import Incarnation, JobFailed, MicrobatchDropped, serves
+from murmuration.worker.pipeline.stage_call import JobFailed, MicrobatchDropped, PeerProcess, serves
 from murmuration.worker.pipeline.stages_config import StagesConfig
 from murmuration.worker.training import mailbox as mail
 from murmuration.worker.transport import Transport
@@ -73,11 +73,11 @@ class StageContext:
         return next((member for member in self.members() if member.peer == peer), None)
 
     @property
-    def incarnation(self) -> Incarnation:
+    def process(self) -> PeerProcess:
         """This peer's, as the others know it."""
         member = self.member(self.me)
         assert member is not None, "a peer knows itself"
-        return Incarnation.of(member)
+        return PeerProcess.of(member)
 
     def serving(self) -> list[Member]:
         """The members to which calls may be sent."""

@@ -39,7 +39,7 @@ class Forwarder:
         self.under_way: dict[stage_call.StageCallKey, tuple[int, ...]] = {}
         self.acknowledgements = Tasks()
         # Of calls under way, with the peer that is called; None once that is gone.
-        self._limits: dict[asyncio.Timeout, stage_call.Incarnation | None] = {}
+        self._limits: dict[asyncio.Timeout, stage_call.PeerProcess | None] = {}
         self._passed_by: dict[int, float] = {}  # since when, stages that have replicas
         self._warned: set[int] = set()
         self._hops_s: deque[float] = deque(maxlen=_LATELY)  # for each stage to come, of late calls
@@ -50,9 +50,9 @@ class Forwarder:
 
     def on_view(self) -> None:
         """The swarm has changed: calls to peers that are gone end."""
-        live = {stage_call.Incarnation.of(m) for m in self._context.members() if m.live}
-        for limit, incarnation in self._limits.items():
-            if incarnation not in live and not limit.expired():
+        live = {stage_call.PeerProcess.of(m) for m in self._context.members() if m.live}
+        for limit, process in self._limits.items():
+            if process not in live and not limit.expired():
                 self._limits[limit] = None
                 limit.reschedule(0.0)
         for stage in [stage for stage in self._passed_by if not self._context.replicas(stage)]:
@@ -88,7 +88,7 @@ class Forwarder:
                     context.suspect(hop.peer)
                 if not rest:  # asked in vain for the loss: another may reach an origin that lives
                     member = context.member(origin.peer)
-                    lives = member is not None and member.live and member.epoch <= origin.epoch
+                    lives = member and member.live and member.start_ms <= origin.start_ms
                     other = origin.peer != context.me and not isinstance(error, TryElsewhere)
                     reason = f"its origin {origin.peer} does not answer {context.me}: {error}"
                     kind = TryElsewhere if lives and other else MicrobatchDropped
@@ -147,7 +147,7 @@ class Forwarder:
             usual_s = _USUAL_HOPS * (self._before_s or _FIRST_HOP_S)
             before_s = min(before_s, max(hops * _LEAST_HOP_S, usual_s))
         limit = asyncio.timeout(before_s)
-        self._limits[limit] = stage_call.Incarnation.of(member)
+        self._limits[limit] = stage_call.PeerProcess.of(member)
         try:
             async with limit:
                 with measurements.sending() as sample:

@@ -59,7 +59,7 @@ def snapshot_name(members: Iterable[Member]) -> int:
     """A hash of which peer serves what, and of what each has measured."""
     digest = xxhash.xxh3_64()
     for each in sorted(filter(serves, members), key=lambda member: member.peer):
-        digest.update(f"{each.peer}/{each.epoch}/{each.stage}/{len(each.profile)}/".encode())
+        digest.update(f"{each.peer}/{each.start_ms}/{each.stage}/{len(each.profile)}/".encode())
         digest.update(each.profile)
     return digest.intdigest()
 

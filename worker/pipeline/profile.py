@@ -99,7 +99,7 @@ class StageMeasurements:
         self._rates: _Kept = {}
         self._shared_rates: _Kept = {}
         self._under_way: list[LinkSample] = []
-        self._epochs: Mapping[str, int] = {}
+        self._starts: Mapping[str, int] = {}
         self._times: dict[str, float] = {}
         self.activation_bytes = 0  # of a microbatch, encoded; 0 while not known
         self.gradient_norm = 0.0  # published along with the rest, and no reason to publish
@@ -134,12 +134,12 @@ class StageMeasurements:
         kept = [rates[peer] for rates in (self._rates, self._shared_rates) if peer in rates]
         return max((values[-1][0] for values in kept), default=None)
 
-    def on_view(self, epochs: Mapping[str, int]) -> None:
-        """Forgets peers that are gone or have started again. Args: epochs: of those that live."""
-        for peer in [peer for peer, epoch in self._epochs.items() if epochs.get(peer) != epoch]:
+    def on_view(self, starts: Mapping[str, int]) -> None:
+        """Forgets peers that are gone or have started again. Args: starts: of those that live."""
+        for peer in [peer for peer, start in self._starts.items() if starts.get(peer) != start]:
             for kept in (self._round_trips, self._rates, self._shared_rates):
                 kept.pop(peer, None)
-        self._epochs = epochs
+        self._starts = starts
 
     def computed(self, what: str, seconds: float) -> None:
         """`what`: forward_s, backward_s or loss_s."""
@@ -166,7 +166,7 @@ class StageMeasurements:
             memory=max(1, self._limit_bytes // call_bytes(size)) if size else 0,
             gradient_norm=_rounded(self.gradient_norm),
         )
-        before, there = self._published, self._epochs.keys()
+        before, there = self._published, self._starts.keys()
         forgotten = there & before.latency_s.keys() - now.latency_s.keys()
         forgotten |= there & before.rate_bytes_per_s.keys() - now.rate_bytes_per_s.keys()
         if not (forgotten or _differs(before, now)):

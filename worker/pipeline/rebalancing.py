@@ -174,7 +174,7 @@ class Rebalancer:
             if stage in orphaned and mover not in here and now - since <= _TURN_S
         }
         wanting = [stage for stage in orphaned if stage not in turns]
-        seen = [(member.peer, member.epoch, member.stage, member.profile) for member in training]
+        seen = [(member.peer, member.start_ms, member.stage, member.profile) for member in training]
         # Chosen again only where something has changed, and not all the time.
         news = seen != self._seen and now - self._chosen_at >= _LOOK_S
         if wanting != self._wanting or news:

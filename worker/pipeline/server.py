@@ -95,7 +95,7 @@ class StageServer:
             raise wire.WireError("a report on another run")
         if max(report.counted, default=0) >= self._context.config.microbatches:
             raise wire.WireError("a report on a microbatch more than its origin has")
-        origin = stage_call.Incarnation(report.origin, report.epoch)
+        origin = stage_call.PeerProcess(report.origin, report.start_ms)
         tracker.reported(report.iteration, origin, report.counted)
         self._reported()
         if report.counted:
@@ -120,7 +120,7 @@ class StageServer:
             if key.iteration <= iteration:
                 task.cancel()
         for origin, (began, counted) in self._tracker.orphans(iteration).items():
-            where = {"iteration": iteration, "origin": origin.peer, "epoch": origin.epoch}
+            where = {"iteration": iteration, "origin": origin.peer, "start_ms": origin.start_ms}
             left = {"microbatches": sorted(began), "counted": sorted(counted)}
             self._context.event("orphaned", **where, **left)
         self._turn()
@@ -171,7 +171,7 @@ class StageServer:
         if header.microbatch >= context.config.microbatches:
             raise wire.WireError("a microbatch more than its origin has in an iteration")
         wire.check_name(header.origin)
-        origin = stage_call.Incarnation(header.origin, header.epoch)
+        origin = stage_call.PeerProcess(header.origin, header.start_ms)
         key = stage_call.StageCallKey(header.iteration, origin, header.microbatch)
         rest = tuple(stage_call.Hop(hop.stage, hop.peer) for hop in header.rest)
         return StageCall(key, header.stage, rest, shape, header.snapshot, header.sender)
@@ -240,7 +240,7 @@ class StageServer:
         context, origin = self._context, call.key.origin
         if context.stage != call.stage or (call.stage == 0 and origin.peer != context.me):
             raise TryElsewhere(f"stage {call.stage} is not served here")
-        if call.stage == 0 and origin != context.incarnation:
+        if call.stage == 0 and origin != context.process:
             raise stage_call.MicrobatchDropped(f"its origin {origin.peer} has started again")
         tracker, iteration = self._tracker, call.key.iteration
         if call.stage > 0 and origin.peer in tracker.left_out:

@@ -11,16 +11,16 @@ from murmuration.worker.wire import Payload, WireError
 
 
 @dataclass(frozen=True, order=True)
-class Incarnation:
-    """One process of a peer; `epoch` is its `Member`'s. A peer that starts again under the same
+class PeerProcess:
+    """One process of a peer; `start_ms` is its `Member`'s. A peer that starts again under the same
     name has nothing of what its earlier process had under way."""
 
     peer: str
-    epoch: int
+    start_ms: int
 
     @classmethod
-    def of(cls, member: Member) -> "Incarnation":
-        return cls(member.peer, member.epoch)
+    def of(cls, member: Member) -> "PeerProcess":
+        return cls(member.peer, member.start_ms)
 
 
 @dataclass(frozen=True, order=True)
@@ -28,18 +28,18 @@ class StageCallKey:
     """One microbatch of an iteration; a repeated call has the same key."""
 
     iteration: int
-    origin: Incarnation
+    origin: PeerProcess
     microbatch: int
 
     def plain(self) -> dict[str, object]:
         """As events name it."""
-        origin = {"origin": self.origin.peer, "epoch": self.origin.epoch}
+        origin = {"origin": self.origin.peer, "start_ms": self.origin.start_ms}
         return {"iteration": self.iteration, "microbatch": self.microbatch, **origin}
 
     @property
     def number(self) -> int:
         """A number of the microbatch among all origins': its gradient is counted once by it."""
-        name = f"{self.microbatch}/{self.origin.epoch}/{self.origin.peer}"
+        name = f"{self.microbatch}/{self.origin.start_ms}/{self.origin.peer}"
         return xxhash.xxh3_64_intdigest(name.encode())
 
 
@@ -103,7 +103,7 @@ def call_header(call: StageCall, run: int, codec: Codec, payload: Payload) -> by
             run=run,
             iteration=call.key.iteration,
             origin=call.key.origin.peer,
-            epoch=call.key.origin.epoch,
+            start_ms=call.key.origin.start_ms,
             microbatch=call.key.microbatch,
             sender=call.sender,
             stage=call.stage,

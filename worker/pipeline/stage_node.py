@@ -37,16 +37,16 @@ class StageNode:
         self._rebalancer = Rebalancer(context.me, context.config.count)
         self._orphaned = OrphanedStages(context.config.count)
         self._tasks = Tasks()
-        # Of the microbatches that begin here; the incarnation has begun the latest iteration.
-        self._incarnation = stage_call.Incarnation(context.me, 0)
+        # Of the microbatches that begin here; the process has begun the latest iteration.
+        self._process = stage_call.PeerProcess(context.me, 0)
         self._held_bytes = 0  # by a microbatch in flight, as the last one has shown
         self._shown = asyncio.Event()  # the first one has
         self._iterating: asyncio.Task[None] | None = None
 
     def on_view(self, view: View) -> None:
         self._forwarder.on_view()
-        epochs = {m.peer: m.epoch for m in self.context.members() if m.live}
-        self.context.measurements.on_view(epochs)
+        starts = {m.peer: m.start_ms for m in self.context.members() if m.live}
+        self.context.measurements.on_view(starts)
         self.tick()
 
     async def handle(self, message: IterationStarted | StageJobDone) -> None:
@@ -59,7 +59,7 @@ class StageNode:
         if self.context.stage == 0:
             if self._iterating is not None:
                 self._iterating.cancel()
-            self._incarnation = self.context.incarnation
+            self._process = self.context.process
             self._iterating = self._tasks.spawn(self._iterate(message.iteration))
         self.tick()
 
@@ -85,7 +85,7 @@ class StageNode:
     # ------------------------------------------------------------ the microbatches that begin here
 
     async def _iterate(self, iteration: int) -> None:
-        context, me, warned = self.context, self._incarnation, False
+        context, me, warned = self.context, self._process, False
         try:
             while not any(member.stage > 0 for member in context.serving()):
                 if not warned:  # stage 0 by itself would learn to be a model
@@ -134,7 +134,7 @@ class StageNode:
                 self._shown.set()
                 await budget.acquire(self._held_bytes)
                 size = self._held_bytes
-            key = stage_call.StageCallKey(iteration, self._incarnation, number)
+            key = stage_call.StageCallKey(iteration, self._process, number)
             call = stage_call.StageCall(key, 0, rest, entered.shape, snapshot, self.context.me)
             reply = await self._forwarder.send(call, entered.values)
             await compute(JobKind.LEAVE, iteration, number, entered.shape, gradient=reply.gradient)
@@ -153,9 +153,9 @@ class StageNode:
     def _end_iteration(self) -> None:
         context = self.context
         origins = [member for member in context.members() if member.stage == 0]
-        if context.stage == 0:  # its own report is enough, of the incarnation in its calls
-            epoch = self._incarnation.epoch
-            origins = [replace(m, epoch=epoch) for m in origins if m.peer == context.me]
+        if context.stage == 0:  # its own report is enough, of the process in its calls
+            start_ms = self._process.start_ms
+            origins = [replace(m, start_ms=start_ms) for m in origins if m.peer == context.me]
         before, left_out = set(self.tracker.given_up), self.tracker.left_out
         over = self.tracker.over(origins, context.clock())
         for peer in sorted(self.tracker.given_up - before):

@@ -30,7 +30,7 @@ class Pipe:
         # By number: what each load has had served when it is through, and what to do then.
         self._loads: dict[int, tuple[float, Act]] = {}
         self._ends: list[tuple[float, int]] = []
-        self._added = self._plans = 0
+        self._added = self._timers = 0
 
     def add(self, size: float, done: Act) -> int:
         """Begins to carry this many bytes; calls `done` when they are through."""
@@ -39,7 +39,7 @@ class Pipe:
         self._added += 1
         self._loads[self._added] = end, done
         heapq.heappush(self._ends, (end, self._added))
-        self._plan()
+        self._set_timer()
         return self._added
 
     def remove(self, load: int) -> float:
@@ -48,7 +48,7 @@ class Pipe:
             return 0.0
         self._advance()
         left = max(0.0, self._loads.pop(load)[0] - self._served)
-        self._plan()
+        self._set_timer()
         return left
 
     def _advance(self) -> None:
@@ -57,20 +57,20 @@ class Pipe:
             self._served += (now - self._at) * self._rate / len(self._loads)
         self._at = now
 
-    def _plan(self) -> None:
+    def _set_timer(self) -> None:
         """For when the next load is through, as things are."""
-        self._plans += 1
+        self._timers += 1
         while self._ends and self._ends[0][1] not in self._loads:
             heapq.heappop(self._ends)
         if not self._ends:
             self._served = 0.0
             return
-        left, plan = max(0.0, self._ends[0][0] - self._served), self._plans
+        left, timer = max(0.0, self._ends[0][0] - self._served), self._timers
         after_s = left * len(self._loads) / self._rate
-        self._clock.after(after_s, lambda: self._complete(plan))
+        self._clock.after(after_s, lambda: self._complete(timer))
 
-    def _complete(self, plan: int) -> None:
-        if plan != self._plans:
+    def _complete(self, timer: int) -> None:
+        if timer != self._timers:
             return
         self._advance()
         self._served = max(self._served, self._ends[0][0])
@@ -78,7 +78,7 @@ class Pipe:
         while self._ends and self._ends[0][0] <= self._served + _CLOSE_BYTES:
             if (load := self._loads.pop(heapq.heappop(self._ends)[1], None)) is not None:
                 through.append(load[1])
-        self._plan()
+        self._set_timer()
         for done in through:
             done()
 

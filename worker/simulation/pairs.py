@@ -113,7 +113,7 @@ class PairPeer(Peer):
         if told.round != self.round or self._start is not self.anchor:
             return
         if told.mean_anchor is not None:
-            start = self._outer.head_start(told.mean_anchor[:VALUES])
+            start = self._outer.early_start(told.mean_anchor[:VALUES])
             assert start is not None, "the preset's momentum is shared"
             self.local, self._start = self.local - self.anchor + start, start
         if self._awaits:

@@ -248,7 +248,7 @@ class FragmentReplica(FragmentOptimizer):
         """Whether the mean anchor of the next round's group has come, or will not."""
         return self._prefetched is not None and self._prefetched.round == self.state.version
 
-    def take_head_start(self) -> bool:
+    def take_early_start(self) -> bool:
         """Goes on from the next group's mean anchor, if it has come; returns whether it has."""
         prefetched, self._prefetched = self._prefetched, None
         if prefetched is None or prefetched.mean_anchor is None:

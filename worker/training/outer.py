@@ -204,9 +204,9 @@ class OuterLoop:
             self._exchange()
         self._handle_all()
         for each in (f for f in self.fragments if f.knows_next_anchor):
-            if each.take_head_start():
+            if each.take_early_start():
                 index, round_ = each.fragment.index, each.state.version
-                self.reporter.event("head_start", fragment=index, round=round_, step=self.step)
+                self.reporter.event("early_start", fragment=index, round=round_, step=self.step)
 
     def _handle_all(self) -> None:
         while (message := self._mailbox.poll()) is not None:
@@ -451,7 +451,7 @@ class OuterLoop:
 
     def _await_next_anchor(self, each: FragmentReplica) -> None:
         """In pairs, waits for the next group's anchors as soon as they can come: steps that undo
-        what a replica is apart by would undo it twice with a head start after them."""
+        what a replica is apart by would undo it twice with an early start after them."""
         index, round_ = each.fragment.index, each.state.version
         if not self._plan.shared_momentum or round_ >= self._schedule.rounds(index):
             return

@@ -263,7 +263,7 @@ def lease_news_to_message(news: LeaseNews, run: int) -> pb.LeaseNews:
         ledger.cursors.append(pb.BlockCursor(number=block.number, used=used))
     message = pb.LeaseNews(run=run, ledgers=ledgers.values())
     for each in news.holdings:
-        said = message.holdings.add(peer=each.peer, epoch=each.epoch, sequence=each.sequence)
+        said = message.holdings.add(peer=each.peer, start_ms=each.start_ms, sequence=each.sequence)
         for blocks, told in ((each.held, said.held), (each.asked, said.asked)):
             told.extend(pb.SampleBlock(stream=stream, number=number) for stream, number in blocks)
         said.streams.extend(pb.OpenedStream(**stream._asdict()) for stream in each.streams)
@@ -297,7 +297,7 @@ def _holding(message: pb.BlockHolding) -> Holding:
     if len(message.streams) > _MOST_OPENED:
         raise WireError(f"{len(message.streams)} streams of one peer; at most {_MOST_OPENED}")
     streams = tuple(OpenedStream(each.id, each.name, each.length) for each in message.streams)
-    return Holding(message.peer, message.epoch, message.sequence, held, asked, streams)
+    return Holding(message.peer, message.start_ms, message.sequence, held, asked, streams)
 
 
 def _blocks(messages: Sequence[pb.SampleBlock]) -> tuple[Block, ...]:

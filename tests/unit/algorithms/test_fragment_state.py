@@ -214,7 +214,7 @@ def test_the_outer_step_pulls_towards_the_pair():
 
 
 @pytest.mark.parametrize("lost", [True, False], ids=["lost round", "another state"])
-def test_a_head_start_is_taken_back(lost):
+def test_an_early_start_is_taken_back(lost):
     """The update of the paper has none: it starts from its own anchor."""
     outer = optimizer(PAIRS)
     assert outer.go_on_from(filled(11), LOCAL) is None

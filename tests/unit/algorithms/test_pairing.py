@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from murmuration.algorithms.pairing import groups, membership_epoch, separated
+from murmuration.algorithms.pairing import groups, membership_id, separated
 
 NAMES = st.text("abcdé猫 ", min_size=1, max_size=12)
 SWARMS = st.lists(NAMES, min_size=2, max_size=14, unique=True)
@@ -17,8 +17,8 @@ SIZES = st.integers(2, 5)
 
 
 @given(U64, st.integers(0, 100), ROUNDS, U64, SWARMS, SIZES)
-def test_each_peer_is_in_one_group_or_in_none(run, fragment, round_, epoch, peers, size):
-    made = groups(run, fragment, round_, epoch, peers, size)
+def test_each_peer_is_in_one_group_or_in_none(run, fragment, round_, membership, peers, size):
+    made = groups(run, fragment, round_, membership, peers, size)
     together = min(size, len(peers))
     members = [peer for group in made for peer in group]
     assert len(set(members)) == len(members)
@@ -31,10 +31,10 @@ def test_each_peer_is_in_one_group_or_in_none(run, fragment, round_, epoch, peer
 @given(U64, SWARMS, SIZES, ROUNDS)
 def test_sitting_out_goes_by_turns(run, peers, size, first):
     """In as many rounds as there are peers, each sits out as often; never twice running."""
-    epoch, before = membership_epoch(peers), set[str]()
+    membership, before = membership_id(peers), set[str]()
     count: Counter[str] = Counter(dict.fromkeys(peers, 0))
     for round_ in range(first, first + len(peers)):
-        outside = set(peers).difference(*groups(run, 0, round_, epoch, peers, size))
+        outside = set(peers).difference(*groups(run, 0, round_, membership, peers, size))
         assert not outside & before
         count.update(outside)
         before = outside
@@ -46,7 +46,7 @@ def test_every_two_peers_meet_about_equally_often(peers):
     swarm, rounds = [f"peer-{index:02d}" for index in range(peers)], 400 * peers
     met: Counter[tuple[str, ...]] = Counter()
     for round_ in range(rounds):
-        met.update(groups(7, 0, round_, membership_epoch(swarm), swarm))
+        met.update(groups(7, 0, round_, membership_id(swarm), swarm))
     expected = rounds * (peers // 2) / len(list(combinations(swarm, 2)))
     assert set(met) == set(combinations(swarm, 2))
     assert all(0.8 * expected < times < 1.2 * expected for times in met.values())
@@ -54,7 +54,7 @@ def test_every_two_peers_meet_about_equally_often(peers):
 
 def test_groups_are_the_same_on_every_machine_and_version():
     """Two versions that disagree here would wait for each other's partners."""
-    assert membership_epoch(["a", "b", "c"]) == 72537297551412712
+    assert membership_id(["a", "b", "c"]) == 72537297551412712
     assert groups(1, 2, 3, 4, [*"abcde"]) == (("c", "d"), ("a", "b"))
     assert groups(1, 2, 3, 4, [*"abcdefg"], 3) == (("c", "d", "f"), ("a", "b", "e"))
 

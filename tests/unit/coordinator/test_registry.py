@@ -10,7 +10,7 @@ MANIFEST = pack({"diloco": {"inner_steps": 50}})
 
 
 def call(peer: str, manifest: bytes = MANIFEST, **changes: Any) -> pb.IntroduceRequest:
-    said = {"address": f"{peer}:7700", "epoch": 1, "phase": pb.PHASE_TRAINING} | changes
+    said = {"address": f"{peer}:7700", "start_ms": 1, "phase": pb.PHASE_TRAINING} | changes
     return pb.IntroduceRequest(member=pb.Member(peer=peer, **said), manifest=manifest)
 
 
@@ -45,29 +45,29 @@ def test_hands_out_the_manifest_of_the_first_and_refuses_another(registry):
 
 
 def test_the_newest_card_wins(registry):
-    for now, epoch, heartbeat, step, kept in (
+    for now, start_ms, heartbeat, step, kept in (
         (0.0, 5, 7, 70, 70),
         (1.0, 5, 6, 60, 70),
         (2.0, 6, 0, 50, 50),
         (3.0, 5, 9, 90, 50),
     ):
-        registry.introduce(call("w0", epoch=epoch, heartbeat=heartbeat, step=step), now)
+        registry.introduce(call("w0", start_ms=start_ms, heartbeat=heartbeat, step=step), now)
         assert registry.members["w0"].member.step == kept
     assert registry.members["w0"].heard_s == 2.0
 
 
 def test_an_epoch_that_cannot_be_takes_nobodys_place(registry):
-    registry.introduce(call("w0", epoch=7), 0.0)
-    forged = registry.introduce(call("w0", epoch=2**64 - 1, address="elsewhere:1"), 1.0)
-    assert forged.refusal == "bad member: its epoch cannot be"
+    registry.introduce(call("w0", start_ms=7), 0.0)
+    forged = registry.introduce(call("w0", start_ms=2**64 - 1, address="elsewhere:1"), 1.0)
+    assert forged.refusal == "bad member: its start cannot be"
     assert registry.members["w0"].member.address == "w0:7700"
 
 
 def test_a_worker_whose_clock_was_set_back_hears_of_its_earlier_epoch(registry):
-    registry.introduce(call("w0", epoch=90_000), 0.0)
-    (earlier,) = registry.introduce(call("w0", epoch=7), 1000.0).members
-    assert (earlier.peer, earlier.epoch) == ("w0", 90_000)
-    assert not registry.introduce(call("w0", epoch=90_001), 1001.0).members
+    registry.introduce(call("w0", start_ms=90_000), 0.0)
+    (earlier,) = registry.introduce(call("w0", start_ms=7), 1000.0).members
+    assert (earlier.peer, earlier.start_ms) == ("w0", 90_000)
+    assert not registry.introduce(call("w0", start_ms=90_001), 1001.0).members
 
 
 def test_a_member_too_large_for_the_others_is_not_handed_out(registry):

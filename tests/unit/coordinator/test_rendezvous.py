@@ -38,7 +38,7 @@ INTRODUCE = "Coordinator/Introduce"
 def request(
     peer: str, *, phase: pb.Phase.ValueType = pb.PHASE_TRAINING, manifest: bytes = MANIFEST
 ) -> pb.IntroduceRequest:
-    member = pb.Member(peer=peer, address=f"{peer}:7700", epoch=1, phase=phase, step=40)
+    member = pb.Member(peer=peer, address=f"{peer}:7700", start_ms=1, phase=phase, step=40)
     return pb.IntroduceRequest(member=member, manifest=manifest)
 
 

@@ -1,4 +1,4 @@
-"""The relay: its decisions on a virtual clock, and what happens on real sockets."""
+"""The proxy: its decisions on a virtual clock, and what happens on real sockets."""
 
 import asyncio
 import random
@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from murmuration.algorithms.link import Link
-from murmuration.coordinator.processes import RelayProcess
+from murmuration.coordinator.processes import ProxyProcess
 from murmuration.coordinator.shaping_proxy import (
     BURST_S,
     Bucket,
     LinkedPeer,
-    Relay,
     ShapedPipe,
+    ShapingProxy,
     listen,
 )
 
@@ -66,9 +66,9 @@ FAST = Link(rate_mbps=1000)
 
 @dataclass
 class Net:
-    """A relay, and behind each worker's address a server that answers with what it gets."""
+    """A proxy, and behind each worker's address a server that answers with what it gets."""
 
-    relay: Relay
+    proxy: ShapingProxy
     proxies: dict[str, int]
     addresses: dict[str, str]
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
@@ -96,12 +96,12 @@ async def net(*links: Link | None) -> AsyncIterator[Net]:
     servers = {name: await asyncio.start_server(echo, "127.0.0.1", 0) for name in members}
     ports = {name: server.sockets[0].getsockname()[1] for name, server in servers.items()}
     addresses = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
-    relay = Relay(members, {address: name for name, address in addresses.items()}, seed=1)
+    proxy = ShapingProxy(members, {address: name for name, address in addresses.items()}, seed=1)
     listeners = {name: listen("127.0.0.1", member) for name, member in members.items()}
     proxies = {name: listener.getsockname()[1] for name, listener in listeners.items()}
-    serving = asyncio.create_task(relay.serve(listeners))
+    serving = asyncio.create_task(proxy.serve(listeners))
     await asyncio.sleep(0)  # begun, so that it closes what it was given
-    made = Net(relay, proxies, addresses)
+    made = Net(proxy, proxies, addresses)
     try:
         yield made
     finally:
@@ -135,7 +135,7 @@ async def test_bytes_arrive_complete_and_in_order(link):
         here.writers[-1].write(sent)
         here.writers[-1].write_eof()
         assert await reader.read(-1) == sent  # the end came through too
-        for member in here.relay.members.values():
+        for member in here.proxy.members.values():
             assert (member.sent_bytes, member.received_bytes) == (len(sent), len(sent))
 
 
@@ -154,7 +154,7 @@ async def test_senders_are_held_back():
     async with net(Link(rate_mbps=1), None) as here:
         await here.connect("w0", "w1")
         writer = here.writers[-1]
-        # Small kernel buffers on this side, so that what is accepted is what the relay holds.
+        # Small kernel buffers on this side, so that what is accepted is what the proxy holds.
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32_768)
         writer.write(bytes(4_000_000))
         with pytest.raises(TimeoutError):
@@ -179,7 +179,7 @@ async def test_a_worker_that_does_not_listen_is_told_at_once():
         taken.bind(("127.0.0.1", 0))
         async with net(FAST, FAST) as here:
             gone = f"127.0.0.1:{taken.getsockname()[1]}"
-            here.relay._targets[gone] = "w1"
+            here.proxy._targets[gone] = "w1"
             status, _ = await here.ask("w0", f"CONNECT {gone} HTTP/1.1")
             assert status == b"HTTP/1.1 502 Connection refused"
 
@@ -192,13 +192,13 @@ async def test_connections_break_by_reset():
 
 
 def test_the_process_counts_and_ends_with_its_stdin():
-    with RelayProcess({"w0": ("127.0.0.1:1", FAST), "w1": ("127.0.0.1:2", None)}) as relay:
-        assert list(relay.proxies) == ["w0", "w1"]
-        assert [c["sent_bytes"] for c in relay.counters().values()] == [0, 0]
+    with ProxyProcess({"w0": ("127.0.0.1:1", FAST), "w1": ("127.0.0.1:2", None)}) as proxy:
+        assert list(proxy.proxies) == ["w0", "w1"]
+        assert [c["sent_bytes"] for c in proxy.counters().values()] == [0, 0]
     with pytest.raises((RuntimeError, ValueError)):
-        relay.counters()
+        proxy.counters()
 
 
 def test_a_process_that_cannot_start_says_so():
-    with pytest.raises(RuntimeError, match="the relay has ended with exit code 1"):
-        RelayProcess({"w0": ("127.0.0.1:1", FAST)}, host="203.0.113.1")
+    with pytest.raises(RuntimeError, match="the shaping proxy has ended with exit code 1"):
+        ProxyProcess({"w0": ("127.0.0.1:1", FAST)}, host="203.0.113.1")

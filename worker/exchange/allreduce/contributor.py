@@ -574,7 +574,7 @@ class Contributor:
         for part in round_.parts:
             if part.reduction is not None:
                 member = self._view.members.get(part.target)
-                life = f"{part.target}/{member.epoch if member else 0}/{group}"
+                life = f"{part.target}/{member.start_ms if member else 0}/{group}"
                 yield part.target, wire.hash64(life.encode()), part.reduction.hash
 
     def _where(self, round_: _Round, *, counted: bool) -> tuple[tuple[int, int], ...]:

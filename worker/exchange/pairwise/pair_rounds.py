@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from murmuration.algorithms.fragment_state import FragmentState
-from murmuration.algorithms.pairing import groups, membership_epoch
+from murmuration.algorithms.pairing import groups, membership_id
 from murmuration.algorithms.reducers import Pair
 from murmuration.algorithms.schedule import Schedule
 from murmuration.protos import murmuration_pb2 as pb
@@ -488,5 +488,5 @@ def draw_group(me: str, run: int, size: int, view: View, key: tuple[int, int]) -
 def _dealt(
     run: int, key: tuple[int, int], peers: frozenset[str], size: int, unreachable: frozenset[Pair]
 ) -> dict[str, Group]:
-    every = groups(run, *key, membership_epoch(peers), peers, size, unreachable)
+    every = groups(run, *key, membership_id(peers), peers, size, unreachable)
     return {peer: group for group in every for peer in group}

@@ -38,17 +38,17 @@ class Tables:
         for name in names:
             self.join(name)
 
-    def join(self, name: str, epoch: int = 1) -> None:
+    def join(self, name: str, start_ms: int = 1) -> None:
         """A peer, or another life of it."""
         self.tables[name] = LeaseTable(name, Ledger())
         self.received[name] = deque()
-        self.members[name] = Member(name, f"{name}:1", epoch)
+        self.members[name] = Member(name, f"{name}:1", start_ms)
         self.all_see()
 
     def all_see(self) -> None:
         for name, table in self.tables.items():
             view = View({member.peer: member for member in self.members.values()})
-            self._done(name, table.on_view(view, self.members[name].epoch))
+            self._done(name, table.on_view(view, self.members[name].start_ms))
 
     def handle(self, name: str, message: ShareMessage) -> None:
         """Its train thread says something, and all messages arrive that it gives rise to."""

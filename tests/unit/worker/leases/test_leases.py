@@ -64,7 +64,7 @@ def test_an_answer_says_that_the_other_asks_for_it_too(first):
 def test_a_former_life_holds_nothing():
     tables = Tables("a", "b")
     tables.handle("a", opened(ahead=8))
-    tables.join("a", epoch=2)
+    tables.join("a", start_ms=2)
     tables.handle("b", opened(ahead=8))
     assert sorted(leased(tables.received["b"])) == list(range(8))
 

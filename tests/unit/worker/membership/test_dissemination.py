@@ -48,7 +48,7 @@ class Peer:
 
 
 def member(peer: str) -> Member:
-    return Member(peer, f"at-{peer}", epoch=1, digests=OLD)
+    return Member(peer, f"at-{peer}", start_ms=1, digests=OLD)
 
 
 def exchange(asking: Peer, asked: Peer) -> tuple[Said, Said]:
@@ -83,8 +83,8 @@ def test_progress_never_overtakes_the_card_that_it_belongs_to():
 
 
 def test_progress_of_another_life_is_passed_over():
-    members = (replace(member("a"), epoch=5),)
-    far = pb.GossipMessage(progress=pb.MemberProgress(epoch=1, heartbeat=99, step=99))
+    members = (replace(member("a"), start_ms=5),)
+    far = pb.GossipMessage(progress=pb.MemberProgress(start_ms=1, heartbeat=99, step=99))
     for sender in ("a", "stranger"):
         assert with_progress(((), far), sender, members) == ()
 

@@ -13,9 +13,9 @@ from murmuration.worker.membership import Digest, Health, Member, MemberLimits, 
 @st.composite
 def members(draw: st.DrawFn) -> Member:
     """Of one peer, which raises its heartbeat whenever it changes what it says about itself."""
-    epoch, heartbeat = draw(st.integers(1, 2)), draw(st.integers(0, 3))
+    start_ms, heartbeat = draw(st.integers(1, 2)), draw(st.integers(0, 3))
     return Member(
-        "w0", f"host:{epoch}", epoch, draw(st.integers(0, 3)), draw(st.sampled_from(Health)),
+        "w0", f"host:{start_ms}", start_ms, draw(st.integers(0, 3)), draw(st.sampled_from(Health)),
         Phase(heartbeat), heartbeat, step=10 * heartbeat, digests=(Digest(heartbeat, 2, 99),),
     )  # fmt: skip
 
@@ -28,13 +28,13 @@ def test_rumours_give_the_same_member_in_whatever_order_and_number(rumours, data
 
 @given(members(), members())
 def test_a_later_life_replaces_all(one, other):
-    later = replace(other, epoch=one.epoch + 1)
+    later = replace(other, start_ms=one.start_ms + 1)
     assert newest(one, later) == later
 
 
 @given(members(), members())
 def test_health_goes_by_incarnation_and_the_rest_by_heartbeat(one, other):
-    other = replace(other, epoch=one.epoch, address=one.address)
+    other = replace(other, start_ms=one.start_ms, address=one.address)
     merged = newest(one, other)
     assert merged.incarnation == max(one.incarnation, other.incarnation)
     assert merged.heartbeat == max(one.heartbeat, other.heartbeat)
@@ -59,9 +59,9 @@ DIGESTS = (Digest(7, 2, 5),) * 3
         ({"digests": ()}, None),  # it has no model yet
         ({"step": 100, "heartbeat": 2**40, "incarnation": 2**20}, None),
         ({"digests": (Digest(102, 2, 5),) * 3}, None),  # with the means at the end
-        ({"epoch": 2 * NOW_MS}, None),  # by a clock that is decades ahead
+        ({"start_ms": 2 * NOW_MS}, None),  # by a clock that is decades ahead
         ({"stage": 3, "digests": DIGESTS * 2}, None),  # another stage has other fragments
-        ({"epoch": 2**64 - 1}, "epoch 18446744073709551615, at most"),
+        ({"start_ms": 2**64 - 1}, "start_ms 18446744073709551615, at most"),
         ({"incarnation": 2**32 - 1}, "incarnation"),
         ({"heartbeat": 2**63}, "heartbeat"),
         ({"step": 101}, "step 101 of 100"),
@@ -73,6 +73,6 @@ DIGESTS = (Digest(7, 2, 5),) * 3
 )
 def test_what_cannot_be_is_named(changes, says):
     found = LIMITS.problem(
-        Member("w1", "host:1", **{"epoch": NOW_MS, "stage": 1, "digests": DIGESTS, **changes})
+        Member("w1", "host:1", **{"start_ms": NOW_MS, "stage": 1, "digests": DIGESTS, **changes})
     )
     assert found is None if says is None else says in str(found)

@@ -24,7 +24,7 @@ SUSPICION_S = CONFIG.suspicion_s(4)
 
 
 def member(peer: str, **changes: object) -> Member:
-    return replace(Member(peer, f"at-{peer}", epoch=1), **changes)
+    return replace(Member(peer, f"at-{peer}", start_ms=1), **changes)
 
 
 def machine(*others: str, config: MembershipConfig = CONFIG) -> Membership:
@@ -99,11 +99,11 @@ def test_a_rumour_of_ones_own_end_is_refuted(rumour):
     ],
 )
 def test_what_cannot_be_taken_back_is_outlived(words):
-    """Whoever has believed it believes a later epoch again."""
+    """Whoever has believed it believes a later start again."""
     membership, heard = machine("w1"), member("me", **words)
     for _ in range(2):  # once
         membership.hear((heard,), None, 0.0)
-        assert membership.me == member("me", epoch=2)
+        assert membership.me == member("me", start_ms=2)
         assert newest(heard, membership.me) == membership.me
 
 

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 def members_of(*stages: int) -> list[Member]:
     """A peer for each, named by where it stands."""
-    given = {"epoch": 1, "phase": Phase.TRAINING}
+    given = {"start_ms": 1, "phase": Phase.TRAINING}
     return [Member(f"p{n}", f"p{n}", stage=stage, **given) for n, stage in enumerate(stages)]
 
 

@@ -8,16 +8,16 @@ import pytest
 
 from murmuration.worker.membership import Health, Member, Phase
 from murmuration.worker.pipeline.barrier import IterationTracker, report_iteration
-from murmuration.worker.pipeline.stage_call import Incarnation, StageCallKey
+from murmuration.worker.pipeline.stage_call import PeerProcess, StageCallKey
 from murmuration.worker.training.mailbox import IterationOver
 from tests.protocol.virtual_time import run
 from tests.unit.worker.pipeline.members import context_of
 
-A, B = Incarnation("a", 1), Incarnation("b", 1)
+A, B = PeerProcess("a", 1), PeerProcess("b", 1)
 
 
 def origin(peer: str = "a", step: int = 0, phase: Phase = Phase.TRAINING) -> Member:
-    return Member(peer, peer, epoch=1, phase=phase, step=step)
+    return Member(peer, peer, start_ms=1, phase=phase, step=step)
 
 
 def tracker_at(iteration: int = 5, **counted: set[int]) -> IterationTracker:
@@ -25,7 +25,7 @@ def tracker_at(iteration: int = 5, **counted: set[int]) -> IterationTracker:
     tracker.begin(iteration)
     for peer, microbatches in counted.items():
         for microbatch in microbatches:
-            tracker.counted(StageCallKey(iteration, Incarnation(peer, 1), microbatch))
+            tracker.counted(StageCallKey(iteration, PeerProcess(peer, 1), microbatch))
     return tracker
 
 
@@ -67,7 +67,7 @@ def test_an_incarnation_that_gossip_never_tells_of_is_waited_for_once():
     """Its only word was forged or damaged on the way; the origin itself goes on."""
     tracker = tracker_at(5)
     origins = [origin("a", 4), origin("b", 4)]
-    for word in (A, B, Incarnation("b", 2**63), Incarnation("b", 2**62)):
+    for word in (A, B, PeerProcess("b", 2**63), PeerProcess("b", 2**62)):
         tracker.reported(5, word, [])
     assert tracker.over(origins, 0.0) == IterationOver(5)
     tracker.begin(6)
@@ -87,8 +87,8 @@ def test_an_incarnation_that_gossip_never_tells_of_is_waited_for_once():
 def test_word_from_far_ahead_holds_nothing_up(begun):
     """Nor does it have this iteration left out, as that of an origin that has gone on."""
     tracker = tracker_at(5) if begun else IterationTracker()
-    for incarnation in (A, Incarnation("a", 2**63), Incarnation("b", 2**63)):
-        tracker.reported(2**60, incarnation, [])
+    for process in (A, PeerProcess("a", 2**63), PeerProcess("b", 2**63)):
+        tracker.reported(2**60, process, [])
     if not begun:
         tracker.begin(5)
     tracker.counted(StageCallKey(5, A, 0))

@@ -21,8 +21,8 @@ from murmuration.worker.pipeline.profile import Profile
 from murmuration.worker.pipeline.server import StageServer
 from murmuration.worker.pipeline.stage_call import (
     Hop,
-    Incarnation,
     MicrobatchDropped,
+    PeerProcess,
     StageCall,
     StageCallKey,
     StageReply,
@@ -38,7 +38,7 @@ ITERATION = 2
 PLACED = members_of(0, 0, 1, 2)
 """p0 and p1 are origins; what they begin goes by way of p2 to p3."""
 
-ORIGIN = Incarnation.of(PLACED[0])
+ORIGIN = PeerProcess.of(PLACED[0])
 VALUES = memoryview(bytes(16))
 
 
@@ -92,7 +92,7 @@ class Peer:
         self,
         microbatch: int = 0,
         iteration: int = ITERATION,
-        origin: Incarnation = ORIGIN,
+        origin: PeerProcess = ORIGIN,
         sender: str = "p0",
         snapshot: int = 0,
         whole: bool = True,
@@ -113,7 +113,7 @@ class Peer:
 
     def refuses(self, origin: str, sender: str, snapshot: int) -> None:
         """A call of an iteration that is over, planned with that snapshot."""
-        past = self.called(0, ITERATION - 1, Incarnation(origin, 1), sender, snapshot, whole=False)
+        past = self.called(0, ITERATION - 1, PeerProcess(origin, 1), sender, snapshot, whole=False)
         assert asyncio.run(past) == "elsewhere"
 
     @property
@@ -152,7 +152,7 @@ async def test_a_microbatch_that_has_not_arrived_has_not_begun_here():
     peer = Peer()
     assert await peer.called(0, whole=False) == "elsewhere"
     assert await peer.called(1) == "gradient"
-    peer.tracker.reported(ITERATION, Incarnation("other", 1), [])
+    peer.tracker.reported(ITERATION, PeerProcess("other", 1), [])
     gone, other = replace(PLACED[0], health=Health.DEAD), replace(PLACED[0], peer="other")
     assert peer.tracker.over([gone, other], 0.0) == IterationOver(ITERATION, discard=False)
     assert peer.tracker.orphans(ITERATION)[ORIGIN] == ({1}, {1})
@@ -182,18 +182,18 @@ async def test_a_backward_that_fails_leaves_what_was_counted_before():
 
 
 def report(**other: Any) -> bytes:
-    usual = {"run": 1, "origin": "p0", "epoch": 1, "iteration": ITERATION, "counted": [0]}
+    usual = {"run": 1, "origin": "p0", "start_ms": 1, "iteration": ITERATION, "counted": [0]}
     return pb.FinishedRequest(**usual | other).SerializeToString()
 
 
 async def test_no_member_fills_a_table_of_a_stage():
     peer = Peer()
-    for epoch in range(20):
-        await peer.server.finished(report(epoch=epoch, counted=[]))
-        assert await peer.called(origin=Incarnation(f"x{epoch}", 1), whole=False) == "elsewhere"
+    for start_ms in range(20):
+        await peer.server.finished(report(start_ms=start_ms, counted=[]))
+        assert await peer.called(origin=PeerProcess(f"x{start_ms}", 1), whole=False) == "elsewhere"
     tracker = peer.tracker
     assert (len(tracker._reported), len(tracker._heard), peer.gossiped) == (2, 2, ([], 0))
-    assert await peer.called(origin=Incarnation("x" * 1000, 1)) == "elsewhere"
+    assert await peer.called(origin=PeerProcess("x" * 1000, 1)) == "elsewhere"
     with pytest.raises(wire.WireError, match="more than its origin has"):
         await peer.server.finished(report(counted=[2]))
 

@@ -40,7 +40,7 @@ from murmuration.worker.views.lines import PlainLines, SwarmLines, describe
         ({"event": "result", "reason": "finished", "step": 90, "val_loss": 1.23456,
           "rounds_completed": 3, "anchor_hash": "ab12"},
          "finished at step 90: validation loss 1.235, 3 rounds, anchor ab12"),
-        ({"event": "head_start"}, None),
+        ({"event": "early_start"}, None),
     ],
 )  # fmt: skip
 def test_an_event_is_one_plain_line_or_none(event, line):

@@ -1,4 +1,4 @@
-"""When real peers took their head starts: it depends on the network, and on it depend bits."""
+"""When real peers took their early starts: it depends on the network, and on it depend bits."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -9,14 +9,14 @@ Event = Mapping[str, Any]
 
 
 class AnchorPrefetch:
-    """What `specification.ReferenceRun` takes, by the `head_start` events of each peer."""
+    """What `specification.ReferenceRun` takes, by the `early_start` events of each peer."""
 
     def __init__(self, events: Mapping[str, Iterable[Event]]) -> None:
         self._steps = {
             (peer, event["fragment"], event["round"]): event["step"]
             for peer, told in events.items()
             for event in told
-            if event["event"] == "head_start"
+            if event["event"] == "early_start"
         }
 
     @classmethod
