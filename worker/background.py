@@ -1,4 +1,4 @@
-"""What a coroutine starts beside itself: other coroutines, and heavy work off the loop."""
+"""Runs what a coroutine starts beside itself: other coroutines, and heavy work off the loop."""
 
 import asyncio
 import concurrent.futures

@@ -286,7 +286,7 @@ class Worker:
 
     @property
     def _leaves(self) -> bool:
-        """Whether somebody waits for this process to end."""
+        """Tells whether somebody waits for this process to end."""
         return self._noticed or self._interrupted_by is not None
 
     def _snapshot(

@@ -172,7 +172,7 @@ NOTHING = Remembered()
 def remembered(
     folder: Path | None, contacts: Sequence[str], tell: Callable[[str], None]
 ) -> Remembered:
-    """What a peer knows that goes on in this folder; nothing where the user names others by now."""
+    """Recalls what a peer of this folder knew; nothing where the user names others by now."""
     if folder is None or not (path := folder / _MEMBERS).exists():
         return NOTHING
     try:

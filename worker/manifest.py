@@ -66,7 +66,7 @@ class Manifest:
 
     @property
     def lasting(self) -> dict[str, Any]:
-        """What a run shares with one that goes on from its state: not steps, nor the protocol."""
+        """The part that a run shares with one that goes on from it: no steps, no protocol."""
         run = {key: value for key, value in self.document["run"].items() if key != "steps"}
         rest = {key: value for key, value in self.agreed.items() if key != "protocol"}
         return {**rest, "run": run}

@@ -141,7 +141,7 @@ class Bootstrap:
         node.post(AllStarted())
 
     async def _complete(self) -> bool:
-        """Whether this peer may start: with enough, after others, or without them."""
+        """Tells whether this peer may start: with enough, after others, or without them."""
         arrived, min_peers = self._gossip.swarm.arrived(), self._config.min_peers
         if min_peers is not None and len(arrived) >= min_peers:
             return True
@@ -158,12 +158,12 @@ class Bootstrap:
 
     @property
     def _holds_state(self) -> bool:
-        """Whether this peer has what rounds have made, of the whole model: it can go on alone."""
+        """Says whether this peer has the whole model as rounds have made it: it can go on alone."""
         whole = self._gossip.limits.stages == 1
         return whole and any(digest.version for digest in self._gossip.me.digests)
 
     def _is_deserted(self, now: float) -> bool:
-        """Whether for a while nobody has been here that has begun the run, or would begin it."""
+        """Says whether nobody has been here for a while that has begun the run, or would begin."""
         live = {member.address for member in self._gossip.others if member.live}
         hoped = any(each in live or not self._problems.get(each) for each in self._config.joins)
         hoped = hoped or self._first_contact.introduced

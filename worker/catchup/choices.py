@@ -64,8 +64,8 @@ def have_started(others: Iterable[Member]) -> list[Member]:
 
 
 def all_agree(me: Member, others: Iterable[Member], plan: Plan) -> bool:
-    """Whether all have come to the end of the run, with one state in each stage where the plan has
-    one. Peers that have not begun do not count, unless one alone serves its stage."""
+    """Tells whether all have ended the run, with one state in each stage where the plan has one.
+    Peers that have not begun do not count, unless one alone serves its stage."""
     live = [member for member in others if member.live]
     begun = [member for member in live if member.phase is not Phase.STARTING]
     one_anchor = plan.exchange == "mean" or plan.consensus
@@ -77,8 +77,8 @@ def all_agree(me: Member, others: Iterable[Member], plan: Plan) -> bool:
 
 
 def all_leave(me: Member, others: Iterable[Member], plan: Plan, steps: int) -> bool:
-    """Whether the loops of all have ended before the run's last step (`steps`), with one state
-    where there is one. A peer that has come to the mean after them has seen all loops end."""
+    """Tells whether the loops of all have ended before step `steps`, with one state where there is
+    one. A peer that has come to the mean after them has seen all loops end."""
     one_anchor = plan.exchange == "mean"
     return all(
         at_end(member, steps)
@@ -89,7 +89,7 @@ def all_leave(me: Member, others: Iterable[Member], plan: Plan, steps: int) -> b
 
 
 def at_end(member: Member, steps: int) -> bool:
-    """Whether a peer has come to the mean that ends a run early, numbered as its last step."""
+    """Tells whether a peer has the mean that ends a run early, numbered as its last step."""
     return any(digest.version >= steps for digest in member.digests)
 
 
@@ -244,7 +244,7 @@ def electorate(
 
 @dataclass(frozen=True)
 class Votes:
-    """What the electorate says of a donor's states."""
+    """Counts what the electorate says of a donor's states."""
 
     among: Electorate
     holders: tuple[str, ...]  # others that hold them, or have held them
@@ -272,7 +272,7 @@ Had = Mapping[tuple[int, int], int]
 
 
 def confirms(had: Had, states: Mapping[int, FragmentState | Digest]) -> bool | None:
-    """Whether a peer has had all these; None when it does not know some of them."""
+    """Tells whether a peer has had all these; None when it does not know some of them."""
     pairs = [(had.get((index, state.version), 0), state.hash) for index, state in states.items()]
     if any(hash_ not in (0, asked) for hash_, asked in pairs):
         return False

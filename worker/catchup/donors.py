@@ -57,7 +57,7 @@ class Donors:
     async def fetch(
         self, donor: Member, fragments: Iterable[int], reason: str, *, goes_back: bool = False
     ) -> bool:
-        """Whether the donor's states are on their way to the train thread.
+        """Fetches the donor's states; False: none are on their way to the train thread.
 
         Args: goes_back: `choose_return` has chosen them, and a second peer must hold them.
         """
@@ -114,7 +114,7 @@ class Donors:
         return True
 
     def _rests(self, published: Published) -> bool:
-        """Whether to wait with a state of the same version: whoever parts them again and again
+        """Tells whether to wait with a state of the same version: a peer that parts them often
         causes few adoptions. The next comes after a round, then two, then four, and so on."""
         now, hash_of = self._node.clock(), self._node.held.hash_of
         if any(hash_of(i, version) == hash_ for i, (version, hash_) in self._split.items()):
@@ -233,7 +233,7 @@ class Donors:
     async def _votes(
         self, donor: Member, states: Mapping[int, FragmentState | Digest]
     ) -> choices.Votes | None:
-        """What those say of the states whose word counts. A peer that does not know them yet is
+        """Asks the peers whose word counts about the states. A peer that does not know them yet is
         asked again for a while. None in pairs before the end, where all states differ."""
         if self._plan.exchange == "pairs" and donor.phase is not Phase.DONE:
             return None
@@ -266,8 +266,8 @@ class Donors:
             await asyncio.sleep(_ASK_AGAIN_S)
 
     def _enough(self, donor: Member, votes: choices.Votes | None, *, goes_back: bool) -> bool:
-        """Whether enough hold the donor's states; else it is set aside, and after a while that is
-        said once. Others that are behind may be about to hold them."""
+        """Tells whether enough hold the donor's states; else it is set aside, and after a while
+        that is said once. Others that are behind may be about to hold them."""
         if votes is None or votes.majority or (votes.enough and not goes_back):
             return True
         published, now = self._node.published, self._node.clock()
@@ -284,7 +284,7 @@ class Donors:
     async def _plausible(
         self, published: Published, votes: choices.Votes | None, states: Mapping[int, FragmentState]
     ) -> bool:
-        """Whether the states can follow from this peer's own, where the votes alone do not do."""
+        """Tells whether the states can follow from this peer's own, where votes alone do not do."""
         if votes is None or (votes.majority and (votes.among.known or not votes.among.counts_me)):
             return True
         alone = self._plan.exchange == "pairs" and not self._node.held.contributors

@@ -1,4 +1,4 @@
-"""What a peer remembers of its states, and how far rounds lead from one to another."""
+"""Remembers a peer's states, and how far rounds lead from one to another."""
 
 import math
 import statistics
@@ -28,9 +28,9 @@ _SETTLES = 4  # rounds: a momentum of 0.9 is at most ten of its moves away, afte
 
 
 class HeldStates:
-    """What this peer remembers of the states that it has held. Their hashes confirm them to others.
-    Whose contributions its own rounds have counted says whose word counts, and how far its anchors
-    and momenta usually move says which states are plausible."""
+    """The states that this peer has held, as it remembers them. Their hashes confirm them to
+    others. Whose contributions its own rounds have counted says whose word counts, and how far its
+    anchors and momenta usually move says which states are plausible."""
 
     def __init__(self, exact: Sequence[int] = ()) -> None:
         self._hashes: dict[tuple[int, int], int] = {}
@@ -137,7 +137,7 @@ class HeldStates:
         theirs: Mapping[int, FragmentState],
         holders: Sequence[str],
     ) -> bool:
-        """Whether rounds hardly lead there, since the holders last had this peer's. Any thread."""
+        """Tells whether rounds hardly lead so far since the holders had this peer's. Any thread."""
         for index, state in theirs.items():
             version, own = mine[index].version, self.measured(index, mine[index])
             since = self.parted(index, holders, version)

@@ -205,7 +205,7 @@ async def _next(stream: Stream, silent_s: float) -> pb.FetchReply:
 def _check_header(
     header: pb.StateHeader, index: int, sizes: tuple[int, int], begun: dict[int, wire.Incoming]
 ) -> None:
-    """What arrives of its state goes to `begun`. Raises WireError."""
+    """Checks a header; its state arrives in `begun`. Raises WireError."""
     total_bytes = 4 * sum(sizes)
     if header.fragment != index or header.total_bytes != total_bytes:
         raise wire.WireError(

@@ -56,7 +56,7 @@ class Finding:
 
     @classmethod
     def refused(cls, about: str, error: Exception | str) -> "Finding":
-        """What an error says: what is wrong, then how to mend it."""
+        """Makes a finding of an error: what is wrong, then how to mend it."""
         found, _, fix = str(error).rpartition("; ")
         return cls(about, False, found or fix, fix if found else "")
 
@@ -221,7 +221,7 @@ def _own_address(
 async def _both_ways(
     address: str, where: str | None, flags: WorkerFlags, run: "Manifest", identity: Identity | None
 ) -> list[Finding]:
-    """Whether the peer reaches a server that stands at `where`; and the way to the peer."""
+    """Asks whether the peer reaches a server at `where`, and looks at the way to the peer."""
     from murmuration.worker.membership.first_contact import ask_to_dial
     from murmuration.worker.transport.grpc import GrpcTransport
 

@@ -1,4 +1,4 @@
-"""What commands have in common: options in frozen dataclasses, and links. It loads no torch."""
+"""The options in frozen dataclasses, and links, that commands share. It loads no torch."""
 
 import json
 from collections.abc import Callable

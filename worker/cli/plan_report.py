@@ -1,4 +1,4 @@
-"""What `murmur plan` finds about a run's own plan and others, as a document and for people."""
+"""Reports how `murmur plan` finds a run's own plan and others: a document, and for people."""
 
 import dataclasses
 import itertools

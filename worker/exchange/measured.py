@@ -1,4 +1,4 @@
-"""What rounds measure of the links: how fast payloads come in, and whether zstd on them pays.
+"""Measures links in rounds: how fast payloads come in, and whether zstd on them pays.
 
 Entropy coding takes a tenth off quantized values of a bell-shaped distribution, and a fifth off
 fp32 when the exponents lie together. It pays as long as the link takes longer for the bytes saved
@@ -78,7 +78,7 @@ _DECOMPRESSION = 2.0  # compressing and decompressing, and neither while sending
 
 @dataclass
 class _Measured:
-    """What zstd does for a codec: share of bytes saved, seconds of a core for each byte."""
+    """The gain and cost of zstd for a codec: share of bytes saved, seconds of a core a byte."""
 
     saved: float
     s_per_byte: float

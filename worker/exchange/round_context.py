@@ -1,4 +1,4 @@
-"""What both sides of an exchange share: settings, sizes, counts, and ways to the others."""
+"""The context of both sides of an exchange: settings, sizes, counts, ways to the others."""
 
 import re
 from collections import Counter
@@ -63,7 +63,7 @@ class Flow:
 
 @dataclass
 class Counts:
-    """What crossed the network, and events."""
+    """Counts what crossed the network, and events."""
 
     contributions_sent: Flow = field(default_factory=Flow)
     contributions_received: Flow = field(default_factory=Flow)
@@ -141,7 +141,7 @@ class RoundConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What the sides of all exchanges of one peer share."""
+    """The context that the sides of all exchanges of one peer share."""
 
     me: str
     run: int
@@ -203,7 +203,7 @@ class Context:
         return news
 
     def known_alike(self, peers: Sequence[str]) -> bool:
-        """Whether a warning has named all of these as peers that contribute the same."""
+        """Tells whether a warning has named all of these as peers that contribute the same."""
         told = self.counts.alike
         return len(told) >= _MOST_KINDS or told.issuperset(combinations(peers, 2))
 
@@ -237,7 +237,7 @@ class Context:
         self.counts.blocked_s += self.clock() - began
 
     def weight(self, announced: int) -> int:
-        """What a contribution counts, by the inner steps announced or, for a gradient, the visits
+        """The weight of a contribution, by the inner steps announced or, for a gradient, the visits
         that it is the mean over. Raises WireError: they are more than there can be."""
         if self.plan.payload == "gradient":
             least, most, of = 0, self.most_visits, "visits; an iteration has at most"

@@ -1,4 +1,4 @@
-"""What all rounds share: shards, and views of the swarm."""
+"""The shards, and the views of the swarm, that all rounds share."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -107,7 +107,7 @@ class View:
         return found if len(found) < len(self._live) else frozenset()
 
     def will_contribute(self, peer: str, fragment: int, round_: int) -> bool:
-        """Whether to wait for this peer: it trains, is reached, and has not applied the round."""
+        """Says whether to wait for a peer: it trains, is reached, and has not applied the round."""
         member = self.members.get(peer)
         if member is None or not member.live or peer in self.cut_off or peer in self.avoided:
             return False
@@ -142,12 +142,12 @@ class View:
         return frozenset(member.peer for member in found) - self.cut_off
 
     def gone(self, group: Collection[str]) -> bool:
-        """Whether none of a round's group is left: all are gone, cut off, or avoided here."""
+        """Tells whether none of a round's group is left: all are gone, cut off, or avoided here."""
         return not any(self.live(p) and p not in self.cut_off | self.avoided for p in group)
 
     def has_ended_before(self, peer: str, fragment: int, round_: int) -> bool:
-        """Whether this peer ended the run with a later round than this, or has left before this
-        one. One that ended with this very round may still be asked for its last word."""
+        """Tells whether this peer ended the run with a later round than this, or has left before
+        this one. One that ended with this very round may still be asked for its last word."""
         member = self.members.get(peer)
         if member is None or fragment >= len(member.digests):
             return False
@@ -190,8 +190,8 @@ class View:
         )
 
     def fastest_step_s(self) -> float:
-        """What an inner step takes the fastest peer that trains; 0 when nobody has said. Of three
-        or more it is the second: one's word alone would have all others take few steps."""
+        """The time of an inner step of the fastest peer that trains; 0 when nobody has said. Of
+        three or more it is the second: one's word alone would have all others take few steps."""
         told = sorted(m.step_s for m in self._in(Phase.TRAINING) if m.step_s > 0)
         return told[1] if len(told) > 2 else min(told, default=0.0)
 

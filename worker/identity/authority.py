@@ -43,7 +43,7 @@ _TRIAL_VALID_S = 300.0
 
 @dataclass(frozen=True)
 class TokenRecord:
-    """What the authority keeps of a token: nothing that lets anybody in. Times are s since 1970."""
+    """The authority's record of a token: nothing that lets anybody in. Times are s since 1970."""
 
     id: str
     made: float

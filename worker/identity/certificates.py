@@ -63,7 +63,7 @@ class NotValidNow(IdentityError):
 
 
 class Role(StrEnum):
-    """What a certificate is for. A token's holder may ask for a certificate, and nothing else."""
+    """The use of a certificate. A token's holder may ask for a certificate, and nothing else."""
 
     PEER = "peer"
     COORDINATOR = "coordinator"
@@ -151,7 +151,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Certified:
-    """What an authority says of a key, and the key. The certificate is DER."""
+    """A key, and what an authority says of it. The certificate is DER."""
 
     role: Role
     name: str
@@ -201,7 +201,7 @@ def member_identity(folder: Path) -> Identity:
 
 
 def certified_name(names: Iterable[str]) -> tuple[Role, str] | None:
-    """What the alternative names of a certificate say; None: of no role that is known."""
+    """Reads the alternative names of a certificate; None: of no role that is known."""
     for each in names:
         if each.startswith(_SCHEME):
             role, slash, name = each.removeprefix(_SCHEME).partition("/")
@@ -215,8 +215,8 @@ def certified_key(certificate: bytes) -> str:
 
 
 def is_encrypted_run(address: str, timeout_s: float = HANDSHAKE_S) -> bool:
-    """Whether a member of an encrypted run answers at HOST:PORT. Its certificate is not verified.
-    Blocks for at most three times `timeout_s`: the name, a connection, the handshake."""
+    """Tells whether a member of an encrypted run answers at HOST:PORT. Its certificate is not
+    verified. Blocks for at most three times `timeout_s`: the name, a connection, the handshake."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -310,7 +310,7 @@ def signed_certificate(
 
 
 def _purposes(role: Role) -> list[x509.ObjectIdentifier]:
-    """What a certificate is shown for; nobody serves with a token's."""
+    """The uses that a certificate is shown for; nobody serves with a token's."""
     client, server = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
     return [client] if role is Role.TOKEN else [client, server]
 
@@ -374,7 +374,7 @@ def _host_of(peer: str) -> str:
 
 
 def has_signed(key: ec.EllipticCurvePublicKey, signature: bytes, content: bytes) -> bool:
-    """Whether the signature (r and s, 32 bytes each) over these bytes is by this key."""
+    """Tells whether the signature (r and s, 32 bytes each) over these bytes is by this key."""
     if len(signature) != 2 * _SCALAR_BYTES:
         return False
     halves = signature[:_SCALAR_BYTES], signature[_SCALAR_BYTES:]

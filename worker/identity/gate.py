@@ -1,4 +1,4 @@
-"""What a caller may ask of a node by its certificate, and how a newcomer or a member gets one.
+"""Says what a caller may ask by its certificate, and gives newcomers and members certificates.
 Where nothing is encrypted callers have no certificates, and anybody may ask for anything."""
 
 import asyncio
@@ -26,8 +26,8 @@ _MOST_ASKED = 16  # for a later certificate, at one time
 
 
 class Gate:
-    """What a caller may ask. io thread only. Args: authority: if this peer holds the run's key;
-    `offload` reads and writes its files; refused: called for each refused call; revoked: whether a
+    """Guards what a caller may ask. io thread only. Args: authority: if this peer holds the run's
+    key; `offload` reads and writes its files; refused: called for each refusal; revoked: whether a
     caller's certificate counts no more; key_of: fingerprint of a member's key, by its name."""
 
     def __init__(

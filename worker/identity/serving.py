@@ -12,7 +12,7 @@ _HANDSHAKES_BEGIN_S = 0.25  # a handshake begins within microseconds, where it i
 
 
 class ServerCertificate:
-    """What one server shows. A caller must have a certificate of the same authority."""
+    """The certificate of one server. A caller must have one of the same authority."""
 
     def __init__(self, shown: "Identity") -> None:
         self._first = shown

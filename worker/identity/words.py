@@ -1,4 +1,4 @@
-"""What a peer says of itself, signed: a peer that passes it on cannot change it.
+"""Signs what a peer says of itself: a peer that passes it on cannot change it.
 
 A member travels as its peer has written it, with the peer's signature over (run, member). It holds
 start and heartbeat, so a replay is older than what is known. Heartbeat and step change with every
@@ -72,7 +72,7 @@ class SignedWords:
     def read(
         self, message: pb.Member, problem: Callable[[Member], str | None] = lambda member: None
     ) -> Member | None:
-        """What a message says of a member; None: its certificate has yet to come. The health is the
+        """Reads a message about a member; None: its certificate has yet to come. The health is the
         sender's word, except for a departure, which is the peer's own.
 
         Args: problem: why a member cannot be: kept, its words would be newer than all that it can
@@ -170,7 +170,7 @@ def _content(member: Member) -> Member:
 
 
 def _is_older(said: Member, known: Member) -> bool:
-    """Whether nothing of what is said can win over what is known: it need not be checked."""
+    """Tells whether nothing that is said can win over what is known: it need not be checked."""
     if said.start_ms != known.start_ms:
         return said.start_ms < known.start_ms
     newer = said.heartbeat > known.heartbeat or said.incarnation > known.incarnation

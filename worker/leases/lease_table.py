@@ -88,7 +88,7 @@ class LeaseTable:
 
     @property
     def idle(self) -> bool:
-        """Whether all that are alive know what this peer knows."""
+        """Tells whether all that are alive know what this peer knows."""
         return self._announcement is None and not self._news_to_tell
 
     # ------------------------------------------------------- what happens; each says what to do
@@ -128,7 +128,7 @@ class LeaseTable:
         return actions
 
     def answer(self, news: LeaseNews) -> tuple[LeaseNews, list[LeaseAction]]:
-        """What to say to a peer that announces this, and what to do."""
+        """Answers a peer that announces this, and says what to do."""
         asker, *_ = news.holdings
         for block in [block for block in asker.blocks if block in self._asked]:
             if _weight(block, asker.peer) > _weight(block, self._me):
@@ -251,7 +251,7 @@ class LeaseTable:
                     self._actions.append(ledgers.StreamsDiffer(holding.peer, stream, theirs))
 
     def _live_holdings(self) -> list[Holding]:
-        """What others hold that are not gone. An unknown peer counts: it may be new."""
+        """The holdings of others that are not gone. An unknown peer counts: it may be new."""
         members = self._view.members
         return [
             each

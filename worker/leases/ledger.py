@@ -80,7 +80,7 @@ class Holding:
 
 @dataclass(frozen=True)
 class LeaseNews:
-    """What one peer tells another."""
+    """The news that one peer tells another."""
 
     holdings: tuple[Holding, ...]  # who holds what, its own holding first
     # The blocks that are used by stream, as ranges of numbers.

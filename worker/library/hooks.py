@@ -106,7 +106,7 @@ class UserReplica(Replica):
 
     @property
     def is_kept_twice(self) -> bool:
-        """Whether an optimizer's state has a parameter's values too: the next step writes these."""
+        """Tells whether an optimizer keeps parameters' values too: its next step writes these."""
         states = [pair for each in self.optimizers for pair in each.state.items()]
         whole = [(p, state) for p, state in states if not is_sharded(p) and bool(p.any())]
         if not whole:
@@ -120,7 +120,7 @@ class UserReplica(Replica):
         self._marked = self._some_values()
 
     def written(self) -> Tensor:
-        """Whether these have changed since then, by more than a cast does. Waits for no device."""
+        """Tells whether these have changed since, by more than a cast does. Waits for no device."""
         far = (self._some_values() - self._marked).abs() > 0.01 * self._marked.abs() + 1e-5
         return far.any()
 

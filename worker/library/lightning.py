@@ -79,14 +79,14 @@ class LightningCallback(Callback):
         self._entered.fail(exception)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the swarm has agreed on, for Lightning's checkpoint: numbers, lists and tensors."""
+        """The state that the swarm agrees on, for Lightning: numbers, lists and tensors."""
         return self.swarm.state_dict() if self.swarm is not None else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._saved = state_dict
 
     def _counts(self, trainer: Trainer) -> bool:
-        """Whether `global_step` counts the run's steps; of several optimizers, each one's."""
+        """Tells whether `global_step` counts the run's steps; of several optimizers, each one's."""
         return trainer.lightning_module.automatic_optimization and len(trainer.optimizers) == 1
 
     def _catch_up(self, trainer: Trainer) -> None:

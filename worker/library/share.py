@@ -313,7 +313,7 @@ class _ForwardReader(Generic[T]):
 
 
 def _keeper_of(source: Any) -> Any:
-    """What has the state of a stream: itself, or the data of a loader without workers."""
+    """Finds what keeps a stream's state: itself, or the data of a loader without workers."""
     found = [source]
     if isinstance(source, DataLoader) and not source.num_workers:
         found.append(source.dataset)

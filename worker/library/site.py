@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SwarmProgress:
-    """What rank 0 tells; after these `strides` of the schedule all meet again."""
+    """The word of rank 0; after these `strides` of the schedule all meet again."""
 
     step: int
     strides: tuple[int, ...]
@@ -193,7 +193,7 @@ class Site:
 
 
 class SiteRank(StepListener):
-    """What `murmuration.Swarm` is on ranks of a site but the first; arguments of rank 0 count."""
+    """The `murmuration.Swarm` of ranks of a site but the first; arguments of rank 0 count."""
 
     name = address = ""  # of the site; no address, for rank 0 serves
     step, is_first = 0, False  # the position in the schedule
@@ -289,7 +289,7 @@ class SiteRank(StepListener):
 
 
 def agreed(decide: Callable[[], Any] | None) -> Any:
-    """What rank 0 decides, on all ranks. Raises what that raises."""
+    """Gives all ranks what rank 0 decides. Raises what that raises."""
     words: list[Any] = [None, None]
     if decide is not None:
         try:

@@ -133,7 +133,7 @@ class OptimizerSteps:
         self._listener._step_ends(moves=moves)
 
     def _counts(self, optimizer: Optimizer) -> bool:
-        """Whether it moves what the swarm trains; not where a `GradScaler` has told it to skip."""
+        """Tells whether it moves what the swarm trains; not where a `GradScaler` has it skip."""
         found: Any = getattr(optimizer, "found_inf", None)
         if found is not None and bool(found):
             return False
@@ -191,7 +191,7 @@ def left_behind(optimizers: Sequence[Optimizer]) -> list[str]:
 
 
 def follows_position(scheduler: Any) -> bool:
-    """Whether a scheduler knows its learning rate by the number of its steps."""
+    """Tells whether a scheduler knows its learning rate by the number of its steps."""
     return not isinstance(scheduler, ReduceLROnPlateau) and _steps_of(scheduler) is not None
 
 

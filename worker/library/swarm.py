@@ -499,7 +499,7 @@ class Swarm(StepListener):
 
     @property
     def done(self) -> bool:
-        """Whether the last step is taken. Raises UsageError: no step of an optimizer is seen."""
+        """Says whether the last step is taken. Raises UsageError: no optimizer's step is seen."""
         begun = not self._inside or self._loop.metrics.inner_steps or self._loop.in_step
         if not begun and self._replica.written():
             self._replica.mark()
@@ -526,7 +526,7 @@ class Swarm(StepListener):
 
     @property
     def is_first(self) -> bool:
-        """Whether this peer's name is the first of the live ones: one of them may log and save."""
+        """Tells whether this peer's name is the first of the live: one of them may log and save."""
         return self.name == self.peers[0]
 
     @property

@@ -46,7 +46,7 @@ class Digest:
 
 @dataclass(frozen=True)
 class Signed:
-    """What a peer has said of itself, as it wrote it, and its signature."""
+    """The words of a peer about itself, as it wrote them, and its signature."""
 
     words: bytes
     signature: bytes
@@ -89,8 +89,8 @@ class Member:
 
 @dataclass(kw_only=True)
 class MemberLimits:
-    """What a peer of this run can truly say of a member. Anything beyond is a mistake or a lie, and
-    would stay: of two records the later start, incarnation and heartbeat win.
+    """Limits what a peer of this run can truly say of a member. Anything beyond is a mistake or a
+    lie, and would stay: of two records the later start, incarnation and heartbeat win.
 
     This peer's own pace tells how far others can be: nobody is `_FASTER` times as fast as this peer
     has ever been in the window.
@@ -146,7 +146,7 @@ class MemberLimits:
         )
 
     def can_follow(self, version: int, announced: int) -> bool:
-        """Whether a peer that has announced version `announced` can give `version`."""
+        """Tells whether a peer that has announced version `announced` can give `version`."""
         return version <= announced + _AHEAD_OF_GOSSIP
 
 

@@ -1,4 +1,4 @@
-"""What to tell whom: an exchange carries only what the receiver is not known to know.
+"""Chooses what to tell whom: an exchange carries only what is new to its receiver.
 
 Three kinds of news, by how they travel:
 

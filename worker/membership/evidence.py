@@ -1,4 +1,4 @@
-"""What speaks against a peer: others' word, probes that this peer lost, rounds that waited in vain.
+"""The evidence against a peer: others' word, its lost probes here, rounds that waited in vain.
 
 What others say makes this peer probe the accused, and no more. Where these probes fail as well, the
 accused is a suspect. It is dead when its time is up: at first `most_s`, less with each further peer
@@ -226,7 +226,7 @@ class Waits:
         return new
 
     def known_late(self, peer: str) -> bool:
-        """Whether others say that it was late of late."""
+        """Tells whether others say that it was late in recent rounds."""
         return any(self._at(who, peer) for who in self._said if who != self._me)
 
     def often_late(self) -> list[str]:

@@ -62,7 +62,7 @@ class FirstContact:
 
     @property
     def undialled(self) -> bool:
-        """Whether peers have refused this one, as they cannot dial it, and nobody else has."""
+        """Says whether peers, and nobody else, have refused this one, as they cannot dial it."""
         alone = not any(member.live for member in self.gossip.others)
         return alone and self._undialled_since is not None
 
@@ -217,7 +217,7 @@ class FirstContact:
 async def ask_to_dial(
     transport: Transport, asked: str, member: Member, manifest: bytes, peer: str | None = None
 ) -> bool | None:
-    """Whether the peer at `asked` cannot dial a member of its run; None when it does not say."""
+    """Asks the peer at `asked` to dial a member. True: it cannot; None: it does not say."""
     message = wire.member_to_message(member)
     request = pb.JoinRequest(member=message, manifest=manifest, dial_only=True).SerializeToString()
     with suppress(TransportError, wire.WireError):

@@ -251,7 +251,7 @@ class GossipService:
         self._do()
 
     async def answers(self, peer: str, address: str, timeout_s: float) -> bool:
-        """Whether the peer of this run answers there. Nothing is told or learned of members."""
+        """Tells whether the peer of this run answers there. No members are told or learned."""
         with suppress(TransportError, wire.WireError):
             request = self._message(((), pb.GossipMessage()))
             raw = await self._transport.call(address, Method.GOSSIP, request, timeout_s, peer)

@@ -122,7 +122,7 @@ class Membership:
         return member.address if member else None
 
     def said_against(self, peer: str) -> Member | None:
-        """What others alone say of the peer's end, for it to refute."""
+        """The peer as a suspect, where others alone speak of its end, for it to refute."""
         member = self._members.get(peer)
         heard = member is not None and member.health is Health.ALIVE and peer in self._cases
         return replace(member, health=Health.SUSPECT) if member and heard else None
@@ -231,7 +231,7 @@ class Membership:
         return self._probe([member.peer for member in self._others() if member.live])
 
     def view_changed(self) -> bool:
-        """Whether peers, or fields of their `_gist`, are others than at the last call."""
+        """Tells whether peers, or fields of their `_gist`, are others than at the last call."""
         idle = tuple(sorted({*self._idle.peers, *self.liars}))[:MAX_UNREACHABLE]
         lacking = (self._reach.unreachable, idle)
         if lacking != (self.me.unreachable, self.me.idle):
@@ -342,7 +342,7 @@ class Membership:
         return self._look_into(accused)
 
     def _is_hearsay(self, heard: Member, known: Member, merged: Member, sender: str | None) -> bool:
-        """Whether it is others' word of the end of a peer that is not known to be gone."""
+        """Tells whether it is others' word of the end of a peer that is not known to be gone."""
         case = self._cases.get(heard.peer)
         itself = heard.peer == sender or heard.signed or (case is not None and case.failed)
         if heard.health is Health.ALIVE or (heard.health is Health.LEFT and itself):

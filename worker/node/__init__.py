@@ -1,1 +1,1 @@
-"""What puts a peer together: its node and what it answers, its session, the thread they run on."""
+"""The parts of a peer: its node and what it answers, its session, the thread they run on."""

@@ -48,7 +48,7 @@ _REVOKED = "revoked.json"  # that the authority has taken back, beside the ident
 
 @dataclass(frozen=True)
 class FirstAnswer:
-    """What a peer or a coordinator says of the run before anything is known."""
+    """The first answer of a peer or a coordinator: the run, before anything is known."""
 
     address: str
     manifest: Manifest
@@ -269,7 +269,7 @@ def clock_warning(answer: FirstAnswer) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Admission:
-    """What a worker has to be let in by."""
+    """The means by which a worker is let in."""
 
     folder: Path | None  # the worker's own; None keeps the certificate in memory
     default_name: str

@@ -1,4 +1,4 @@
-"""What a node answers to other peers: its calls and streams, by name of the method.
+"""The answers of a node to other peers: its calls and streams, by name of the method.
 
 What is wrong with a message ends that call and nothing else.
 """

@@ -1,4 +1,4 @@
-"""What a node is made of: its settings, and the process around it."""
+"""The parts that a node is made of: its settings, and the process around it."""
 
 import time
 from collections.abc import Callable

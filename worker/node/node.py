@@ -1,4 +1,4 @@
-"""What runs on the I/O thread, put together: each component is told of views, time and the end.
+"""Puts the I/O thread's components together: each is told of views, time and the end.
 
 What a peer answers stands in the tables of its `NodeServer`. The train thread's messages come in by
 `deliver`, and leave by its mailbox.

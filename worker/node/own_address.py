@@ -143,7 +143,7 @@ def neighbours_dial(bound: str) -> str:
 
 
 def _serves(wildcard: str, host: str) -> bool:
-    """Whether others reach what listens on all addresses at this one: 0.0.0.0 has IPv4 alone."""
+    """Tells whether a server on all addresses is reached at this one: 0.0.0.0 has IPv4 alone."""
     address = ipaddress.ip_address(host)
     local = address.is_loopback or address.is_link_local
     return not local and (address.version == 4 or ipaddress.ip_address(wildcard).version == 6)

@@ -115,7 +115,7 @@ class Session:
         return []
 
     def agreed(self) -> bool:
-        """Whether everyone here is done and has what this peer has, where all should."""
+        """Tells whether everyone here is done and has what this peer has, where all should."""
         gossip, plan = self.io.node.gossip, self._config.plan
         with suppress(RuntimeError):
             return self.io.ask(lambda: all_agree(gossip.me, gossip.others, plan))

@@ -35,8 +35,8 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def is_noticed(source: str) -> bool:
-    """Whether the file exists; or the URL answers 200 with anything but nothing, 0, false, no or
-    none. Blocks for seconds at most."""
+    """Tells whether the file exists; or the URL answers 200 with anything but nothing, 0, false, no
+    or none. Blocks for seconds at most."""
     if not source.startswith(("http://", "https://")):
         return Path(source).exists()
     with suppress(OSError, ValueError, HTTPException):  # no answer, no URL, no HTTP
@@ -163,7 +163,7 @@ def check_memory() -> None:
 
 
 def memory_bytes() -> int | None:
-    """What this process may still take by machine, control group and user, on Linux."""
+    """The memory that machine, control group and user still leave this process, on Linux."""
     found = [_free_of_process_bytes()]
     with suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text().splitlines()

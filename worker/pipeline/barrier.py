@@ -83,11 +83,11 @@ class IterationTracker:
         self._unconfirmed_since = {o: at_s for o, at_s in since.items() if o in self._heard}
 
     def is_over(self, iteration: int) -> bool:
-        """Whether this peer's sum of an iteration is complete, or it is at a later one."""
+        """Tells whether this peer's sum of an iteration is complete, or it is at a later one."""
         return self.iteration > iteration or self.ended >= iteration
 
     def is_far(self, iteration: int) -> bool:
-        """Whether this peer has begun, and will not be at that iteration for long."""
+        """Tells whether this peer has begun, and will not be at that iteration for long."""
         return 0 < self.iteration < iteration - _MOST_AHEAD
 
     @property
@@ -141,8 +141,8 @@ class IterationTracker:
                 del self._reported[iteration, old]
 
     def over(self, origins: Iterable[Member], now: float) -> IterationOver | None:
-        """Whether every origin that is still there has finished the iteration. `origins` are all
-        replicas of stage 0, gone or not; others, and earlier processes, count as gone."""
+        """Tells whether every origin that is still there has finished the iteration. `origins` are
+        all replicas of stage 0, gone or not; others, and earlier processes, count as gone."""
         self._seen_at = self._seen_at or [now]
         someone, unlike = False, set[str]()
         gone: list[_Share] = []
@@ -181,7 +181,7 @@ class IterationTracker:
         return IterationOver(self.iteration, discard)
 
     def _waits(self, origins: set[str], reported: set[str], now: float) -> bool:
-        """Whether these origins, which are there and have not reported, are waited for."""
+        """Tells whether these origins, which are there and have not reported, are waited for."""
         if len(self._seen_at) < 2:
             self._seen_at.append(now)
             self._first_s.append(now - self._seen_at[0])
@@ -207,8 +207,8 @@ class IterationTracker:
         return replace(member, start_ms=latest.start_ms, phase=Phase.STARTING, step=0)
 
     def _takes_part(self, member: Member) -> bool:
-        """Whether to wait for an origin's report. A joiner may take its time to fetch a state; one
-        that was heard in the last iteration is no joiner, whatever gossip says."""
+        """Tells whether to wait for an origin's report. A joiner may take its time to fetch a
+        state; one that was heard in the last iteration is no joiner, whatever gossip says."""
         heard = self._heard.get(PeerProcess.of(member), -1)  # an earlier process's do not count
         if member.phase is Phase.STARTING:
             return member.live and heard + 1 >= self.iteration
@@ -217,7 +217,7 @@ class IterationTracker:
         return member.live and member.phase in (Phase.TRAINING, Phase.DONE)
 
     def _has_gone_on(self, member: Member, counted: bool, now: float) -> bool:
-        """Whether the origin is further: its report is lost, or no use if nothing was counted."""
+        """Says whether the origin is further: its report is lost, or no use if none counted."""
         me = PeerProcess.of(member)
         if any(at > self.iteration and origin == me for at, origin in self._reported):
             return True

@@ -1,4 +1,4 @@
-"""What the components of a stage share on the I/O thread: peers, counts, memory, computing."""
+"""The context of a stage's components on the I/O thread: peers, counts, memory, computing."""
 
 import asyncio
 import itertools
@@ -177,7 +177,7 @@ class MemoryBudget:
         self._grant()
 
     def _is_due(self, size: int, caller: str | None) -> bool:
-        """Whether the caller may have so much, as far as the other callers are concerned."""
+        """Tells whether the caller may have so much, as far as the other callers are concerned."""
         if caller is None or not (held := self._held_by[caller]):
             return True
         callers = len({*self._callers, *self._earlier, *self._held_by})

@@ -212,7 +212,7 @@ class Forwarder:
             self._pass_over(peer, _LATE, f"takes {seconds:.1f} s for what others do sooner")
 
     def _left(self, stage: int, tried: set[str]) -> list[str]:
-        """Of the replicas that were not tried, those that are passed over least."""
+        """The replicas that were not tried and are passed over least."""
         left = [peer for peer in self._context.replicas(stage) if peer not in tried]
         least = min(map(self._passed, left), default=0)
         return [peer for peer in left if self._passed(peer) == least]

@@ -46,7 +46,7 @@ class Part:
 
     @property
     def schema(self) -> list[TensorSpec]:
-        """What is exchanged of it; running statistics of whole models only."""
+        """The tensors that are exchanged; running statistics of whole models only."""
         return schema_of(self.module, statistics=self.stage is None)
 
     def fragments(self, config: Config) -> tuple[Fragment, ...]:

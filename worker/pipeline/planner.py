@@ -65,7 +65,7 @@ def snapshot_name(members: Iterable[Member]) -> int:
 
 
 def snapshot_of(members: Sequence[Member]) -> NetworkSnapshot | None:
-    """What nobody has measured is taken to be as usual; None without a replica of stage 0."""
+    """Takes what nobody has measured to be as usual; None without a replica of stage 0."""
     members = sorted(members, key=lambda member: member.peer)
     stages = sorted({member.stage for member in members})
     if not stages or stages[0] != 0:
@@ -141,7 +141,7 @@ class RoutePlanner:
         return name
 
     def knows(self, name: int) -> bool:
-        """Whether this peer plans with the snapshot of that name, or did a moment ago."""
+        """Tells whether this peer plans with the snapshot of that name, or did a moment ago."""
         if name == self.on_view():
             return True
         return self._context.clock() - self._replaced.get(name, -math.inf) <= _LAG_S

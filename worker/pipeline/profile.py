@@ -1,4 +1,4 @@
-"""What a peer measures of its links and its stage: how, when, and what of it gossip carries.
+"""Measures a peer's links and its stage: how, when, and what of it gossip carries.
 
 Every change makes all peers plan their routes again. So figures are rounded to two digits, and a
 profile is published again only when a figure has changed by a quarter, at most every 2 s.
@@ -61,7 +61,7 @@ class Profile:
 
     @property
     def visits_per_s(self) -> float:
-        """What the peer could do on its stage; 0 where it has not measured that."""
+        """The visits that the peer could do on its stage; 0 where it has not measured that."""
         if not (self.forward_s and self.backward_s):
             return 0.0
         return 1 / (self.forward_s + self.backward_s + self.loss_s)
@@ -147,7 +147,7 @@ class StageMeasurements:
         self._times[what] = before + _FORGET * (seconds - before)
 
     def poll(self, now_s: float) -> Profile | None:
-        """What to publish now, if it differs enough from what was."""
+        """The profile to publish now, if it differs enough from the last."""
         if now_s < self._published_s + _PUBLISH_S:
             return None
         since_s = self._clock() - _OLD_S

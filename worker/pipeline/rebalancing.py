@@ -97,7 +97,7 @@ class OrphanedStages:
         return new
 
     def ends(self, now: float) -> bool:
-        """Whether stage 0 has been gone for so long, as of the last tick, that the run is over."""
+        """Says whether stage 0 was gone for so long, at the last tick, that the run is over."""
         return now - self._since.get(0, now) >= _END_S
 
 

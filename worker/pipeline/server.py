@@ -278,8 +278,8 @@ class StageServer:
 
 
 async def _activations(header: pb.StageCallHeader, stream: Stream) -> memoryview:
-    """What is not read is not sent, but for the half MiB that gRPC takes ahead. Small frames must
-    come the sooner: all together may take as long as full ones."""
+    """Receives activations. What is not read is not sent, but for the half MiB that gRPC takes
+    ahead. Small frames must come the sooner: all together may take as long as full ones."""
     incoming = wire.Incoming(header.total_bytes, header.hash)
     frames = -(-header.total_bytes // wire.MAX_FRAME_BYTES)
     try:

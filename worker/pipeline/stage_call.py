@@ -88,12 +88,12 @@ class StageCallTooLarge(WireError):
 
 
 def serves(member: Member) -> bool:
-    """Whether calls may be sent to this peer."""
+    """Tells whether calls may be sent to this peer."""
     return member.health is Health.ALIVE and member.phase in (Phase.READY, Phase.TRAINING)
 
 
 def call_bytes(activation_bytes: int) -> int:
-    """What a call holds on its peer: its input, its output, and the gradient that comes back."""
+    """The bytes of a call at its peer: input, output, and the gradient that comes back."""
     return 3 * activation_bytes
 
 

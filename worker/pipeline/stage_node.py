@@ -25,7 +25,7 @@ _AGAIN_S = 0.25
 
 
 class StageNode:
-    """What a node does for its stage; `publish` gossips its profile. io thread only."""
+    """The work of a node for its stage; `publish` gossips its profile. io thread only."""
 
     def __init__(self, context: StageContext, publish: Callable[[bytes], None]) -> None:
         self.context, self._publish = context, publish
@@ -64,7 +64,7 @@ class StageNode:
         self.tick()
 
     def tick(self) -> None:
-        """Whether the iteration is over, a link is to be measured, or a profile to be published."""
+        """Sees to an iteration that is over, a link to be measured, and a profile to publish."""
         context = self.context
         self.planner.on_view()
         if self.tracker.iteration > self.tracker.ended:

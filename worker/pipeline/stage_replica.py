@@ -92,7 +92,7 @@ class StageReplica(InnerReplica):
 
     @property
     def over(self) -> bool:
-        """Whether all microbatches of the iteration are counted."""
+        """Tells whether all microbatches of the iteration are counted."""
         return self._over is not None and self._over.iteration >= self.iteration
 
     def serve(self, loop: OuterLoop, mailbox: mail.Mailbox) -> float:

@@ -84,7 +84,7 @@ class StagesConfig:
         return self.microbatches * _MOST_ORIGINS if self.count > 1 else 1
 
     def rules(self, iteration: int) -> Rules:
-        """What the routes of an iteration keep to. Raises ValueError: none could."""
+        """The rules of an iteration's routes. Raises ValueError: none could keep them."""
         if self.full_every > 0 and iteration % self.full_every == 0:
             return Rules(stages=self.count, visited=self.count)
         return Rules(stages=self.count, visited=visited_stages(self.count, self.skip))

@@ -103,8 +103,8 @@ class RelayChoice:
         return [each for at in ended for each in (Release(at), *self.lost(at, now))]
 
     def is_of_another(self, address: str, asked: str, peer: str) -> bool:
-        """Whether the peer that was asked at `asked` has no right to this name and address. It
-        would take over the place of the relay, or of the candidate, that these are of."""
+        """Tells whether the peer that was asked at `asked` has no right to this name and address.
+        It would take over the place of the relay, or of the candidate, that these are of."""
         was, known = self._known.get(asked), self._known.get(address)
         if was is not None and was.peer not in ("", peer):
             return True
@@ -133,7 +133,7 @@ class RelayChoice:
         return [*self._advertise(), *self._replace(now)]
 
     def tried(self, address: str, now: float, *, leads_here: bool) -> list[Action]:
-        """Whether the relay at this address has led a call to this peer itself."""
+        """Notes whether the relay at this address has led a call to this peer itself."""
         known = self._known.get(address)
         if known is None or known.state is not _State.HELD:
             return []

@@ -55,7 +55,7 @@ class UpnpRouter:
         raise NoRouterPort(f"the router opens no port for this machine: {refused}")
 
     def close(self, address: str) -> None:
-        """What `open` has returned leads to nobody; a router that does not answer forgets it."""
+        """Closes what `open` has opened; a router that does not answer forgets it itself."""
         with suppress(Exception):  # the library has no others
             port = split_address(public_address(address))[1]
             self._found().deleteportmapping(port, "TCP")

@@ -102,7 +102,7 @@ class _Answered:
 
     @property
     def unanswered(self) -> bool:
-        """Whether nothing has come back of what was sent last, for long, or of anything."""
+        """Tells whether nothing has come back of what was sent last, for long, or of anything."""
         if self._sent_at is None:
             return False
         return not self.answered.is_set() or self._clock() - self._sent_at >= _STALLED_S

@@ -64,7 +64,7 @@ class PairPeer(Peer):
         return self._part_sizes(), self._part_sizes()
 
     def _part_sizes(self) -> Sizes:
-        """Of the messages of one end of a stream: a frame belongs to the part before it."""
+        """Sizes the messages of one end of a stream: a frame belongs to the part before it."""
         scale = 0.0
 
         def size(raw: bytes) -> int:

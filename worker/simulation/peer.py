@@ -54,7 +54,7 @@ _PEER = re.compile(r"p\d{5}")
 
 @dataclass
 class Account:
-    """What all peers have spent and reached."""
+    """The account of what all peers have spent and reached."""
 
     compute_s: float = 0.0
     idle_s: float = 0.0
@@ -108,7 +108,7 @@ class Peer(ABC):
 
     @abstractmethod
     def sizes(self) -> tuple[Sizes, Sizes]:
-        """Of the messages on a stream that this peer opens: its own, and the other's."""
+        """Sizes the messages on a stream that this peer opens: its own, and the other's."""
 
     @abstractmethod
     def on_stream(self, stream: Stream) -> Coroutine[None, None, None]:

@@ -79,7 +79,7 @@ class Beliefs:
         self._views.clear()
 
     def view(self, observer: int) -> View:
-        """What this peer would believe now if all news had reached it."""
+        """The view that this peer would have now if all news had reached it."""
         key = self._side(observer)
         if key not in self._views:
             believed = self._believed(observer)
@@ -163,7 +163,7 @@ class SimulatedSwarm:
         self._members[name] = Member(name, "", 1, phase=phase, step=step, digests=digests)
 
     def may_be_left_behind(self, peer: int, version: int) -> bool:
-        """Whether enough are two versions further for it to be worth while to look which."""
+        """Says whether enough are two versions ahead, so that to look which is worth while."""
         ahead = sum(count for at, count in self._at_version.items() if at >= version + 2)
         return 2 * ahead >= len(self.view(peer).in_draw(0))
 

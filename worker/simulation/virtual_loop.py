@@ -83,7 +83,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._parked.setdefault(peer, [])
 
     def thaw(self, peer: Hashable) -> None:
-        """What has become due meanwhile comes next, in order."""
+        """Runs what has become due meanwhile next, in order."""
         for act in self._parked.pop(peer, ()):
             self.at(self.now, partial(self.act, peer, act))
 

@@ -1,4 +1,4 @@
-"""What a peer says of itself to those that watch it.
+"""The words of a peer about itself to those that watch it.
 
 document.py  the answer to `murmur status`, and those of the other peers
 exporter.py  the same numbers for Prometheus; a caller that serves them imports it itself

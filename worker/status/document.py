@@ -1,4 +1,4 @@
-"""What a worker answers `murmur status`, as plain values, and what the other peers answer."""
+"""The answer of a worker to `murmur status`, as plain values, and those of other peers."""
 
 import asyncio
 import random
@@ -100,7 +100,7 @@ class RoundLog:
         self._end(fragment, round_, waited_for).failed = True
 
     def told(self, event: Mapping[str, object]) -> None:
-        """What the training says: that it waits, that it goes on, for whom it has waited."""
+        """Notes what the training says: that it waits, that it goes on, for whom it has waited."""
         match event.get("event"):
             case "progress":
                 waits = event.get("state") == "waiting"

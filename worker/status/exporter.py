@@ -58,7 +58,7 @@ class StatusCollector(Collector):
 
 
 def metrics_of(document: Document) -> Iterator[Metric]:
-    """What is not known yet is left out."""
+    """Makes metrics of a document. Values that are not known yet are left out."""
     peer = str(document["peer"])
     gauge = partial(_filled, GaugeMetricFamily, peer)
     counter = partial(_filled, CounterMetricFamily, peer)

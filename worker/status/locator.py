@@ -110,7 +110,7 @@ def to_document(figures: PeerFigures) -> dict[str, object]:
 
 
 def from_document(peer: str, document: Mapping[str, Any]) -> PeerFigures:
-    """What another peer says of itself; what does not fit counts as missing."""
+    """The figures of another peer as it tells them; those that do not fit count as missing."""
     came: dict[str, tuple[float, float]] = {}
     received = map_of(document, "received")
     for sender in islice(received, _MOST_SENDERS):

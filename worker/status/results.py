@@ -1,4 +1,4 @@
-"""What each peer has come to, brought together at the end of a run: at every peer, by the peers.
+"""The results of all peers, brought together at the end of a run: at every peer, by the peers.
 
 A peer gives its result to all that live as soon as it has one. It stays until the others that are
 done have given theirs, or until its time is up.
@@ -69,11 +69,11 @@ class ResultExchange(Component):
         return peer in self._results
 
     def is_given(self) -> bool:
-        """Whether all that live have it, or do not take it, or cannot be reached from here."""
+        """Tells whether each live peer has it, does not take it, or cannot be reached from here."""
         return not self._giving and not self._to_give()
 
     def is_complete(self) -> bool:
-        """Whether, besides, all that are done have given theirs."""
+        """Tells whether, besides, all that are done have given theirs."""
         return self.is_given() and not any(
             member.phase is Phase.DONE and member.peer not in self._results
             for member in self._others()

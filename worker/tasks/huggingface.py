@@ -288,7 +288,7 @@ def _other_weights(folder: Path) -> str | None:
 
 
 def _harmless(value: object, words: Container[str], key: str = "") -> bool:
-    """Whether it is made of numbers, and of text only under one of the keys `words`."""
+    """Tells whether it is made of numbers, and of text only under one of the keys `words`."""
     if isinstance(value, Mapping):
         return all(_harmless(inner, words, str(key)) for key, inner in value.items())
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What a task is: the model, the samples and the loss that a swarm trains with.
+"""Defines a task: the model, the samples and the loss that a swarm trains with.
 
 A task of your own is an object with three methods and takes about twenty lines. The other protocols
 are extras, used where a task has them. What cannot be used is a `worker.errors.TaskError`.
@@ -56,7 +56,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one inner step learns from; only the task's own `loss` looks into inputs and targets."""
+    """The samples of one inner step; only the task's own `loss` looks into inputs and targets."""
 
     inputs: Any
     targets: Any

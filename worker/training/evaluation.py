@@ -1,4 +1,4 @@
-"""What the anchor is worth: held-out loss, and a piece of text."""
+"""Evaluates the anchor: held-out loss, and a piece of text."""
 
 import time
 from collections import defaultdict

@@ -245,7 +245,7 @@ class FragmentReplica(FragmentOptimizer):
 
     @property
     def knows_next_anchor(self) -> bool:
-        """Whether the mean anchor of the next round's group has come, or will not."""
+        """Tells whether the mean anchor of the next round's group has come, or will not."""
         return self._prefetched is not None and self._prefetched.round == self.state.version
 
     def take_early_start(self) -> bool:

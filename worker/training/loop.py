@@ -49,17 +49,17 @@ class TrainingLoop(OuterLoop):
 
     @property
     def trains(self) -> bool:
-        """Whether a step is to come: neither the schedule is over nor the run."""
+        """Tells whether a step is to come: neither the schedule is over nor the run."""
         return self.step < self._steps and self.stopped is None
 
     @property
     def error(self) -> BaseException | None:
-        """What ended the I/O thread, if that has ended."""
+        """The error that ended the I/O thread, if one has."""
         return self.stopped.error if self.stopped is not None else None
 
     @property
     def exchanges(self) -> bool:
-        """Whether there are rounds: else the anchors stay as they began, until the end."""
+        """Tells whether there are rounds: else the anchors stay as they began, until the end."""
         return self._plan.exchange != "none"
 
     def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""What the train thread and the I/O thread tell each other.
+"""Carries what the train thread and the I/O thread tell each other.
 
 What is large is bounded by construction: a fragment has at most one round in flight, and there is
 at most one adoption on its way. Putting never blocks the train thread; it waits only in
@@ -41,7 +41,7 @@ class Begin:
 
 @dataclass(frozen=True)
 class Published:
-    """What this peer has committed, for others to see and fetch."""
+    """The state that this peer has committed, for others to see and fetch."""
 
     phase: Phase
     step: int
@@ -162,7 +162,7 @@ class Started:
 
 
 class JobKind(IntEnum):
-    """What a stage computes for a microbatch, the more urgent first: a backward frees memory."""
+    """The work of a stage on a microbatch, the more urgent first: a backward frees memory."""
 
     BACKWARD = 0
     LEAVE = 1  # the backward of the origin's own layers

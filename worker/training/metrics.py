@@ -1,4 +1,4 @@
-"""What is measured of a worker's training, and what the train thread tells of it meanwhile."""
+"""Measures a worker's training, and tells what the train thread says of it meanwhile."""
 
 import heapq
 import math
@@ -235,7 +235,7 @@ class Reporter:
         self.event("round_failed", **at, waiting_for=list(result.waiting_for))
 
     def _pace_figures(self, step: int) -> dict[str, object]:
-        """What the training takes in: of this process, and a second, waits included. Samples are
+        """The pace of the training: of this process, and each second, waits included. Samples are
         missing where the loop is the user's, tokens where the task does not count in them, and of
         the device what torch or its maker does not tell."""
         replica, samples = self._replica, self._replica.samples

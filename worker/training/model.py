@@ -1,4 +1,4 @@
-"""What of a model travels: trained parameters, and running statistics.
+"""The parts of a model that travel: trained parameters, and running statistics.
 
 A buffer that is saved with the model, such as BatchNorm's running mean, is averaged at each round,
 without momentum, if it is of fp32, bf16 or fp16. Of one of another type, and of a mask of torch's

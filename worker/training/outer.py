@@ -64,8 +64,8 @@ class RoundOrder:
         return self._in_order(idle)[: len(due)]
 
     def is_due(self, steps: range) -> bool:
-        """Whether something is to be sent or applied after these steps, as far as is known now. A
-        round that is late is looked for again after twice as long."""
+        """Tells whether something is to be sent or applied after these steps, as far as is known
+        now. A round that is late is looked for again after twice as long."""
         if any(self._schedule.sends(step) for step in steps):
             return True
         sent = [each.in_flight.step for each in self._fragments if each.in_flight is not None]
@@ -96,7 +96,7 @@ class RoundOrder:
 
 
 class OuterLoop:
-    """What a training loop does between its inner steps. train thread only.
+    """The work of a training loop between its inner steps. train thread only.
 
     Args:
         replica: model, inner optimizer and samples; clock: monotonic seconds.

@@ -1,4 +1,4 @@
-"""What a peer does by itself: inner steps, and how far each takes it in the schedule."""
+"""The work of a peer by itself: inner steps, and how far each takes it in the schedule."""
 
 import math
 import statistics
@@ -71,7 +71,7 @@ class Replica:
 
     @property
     def moments_are_finite(self) -> bool:
-        """Whether all that optimizers remember of parameters is finite: else steps lead nowhere."""
+        """Tells whether what optimizers remember is finite: else steps lead nowhere."""
         kept = ((p, e) for o in self.optimizers for p, s in o.state.items() for e in s.values())
         return are_finite(
             each
@@ -178,7 +178,7 @@ class InnerReplica(Replica):
         self._scheduled = max(self._scheduled, step)
 
     def optimizer_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What optimizers remember by `parameter/key`, and of `groups` of parameters, such as
+        """The state of optimizers by `parameter/key`, and of `groups` of parameters, such as
         Prodigy's `d`: (their own tensors, other plain values)."""
         names = {id(parameter): name for name, parameter in self._named.items()}
         found = {
@@ -269,8 +269,8 @@ class Pace:
         return whole
 
     def lags(self, now: float, behind: int) -> bool:
-        """Whether this peer is behind by what no inner step has taken: it stood still since its
-        last round that counted, or has gone on from another's state or from a checkpoint. Args:
+        """Tells whether this peer is behind by what no inner step has taken. It stood still since
+        its last round that counted, or has gone on from another's state or from a checkpoint. Args:
         behind: most of the others, in steps of the schedule."""
         if self._resumed:
             still_s = behind * self._own_s

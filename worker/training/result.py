@@ -1,4 +1,4 @@
-"""What a worker says at its end, as plain values: its `result` event and `result.json`."""
+"""The last words of a worker, as plain values: its `result` event and `result.json`."""
 
 import math
 import time

@@ -123,7 +123,7 @@ class Stream(Protocol):
 
 
 class Handler(Protocol):
-    """What a peer answers. io thread only."""
+    """Answers other peers. io thread only."""
 
     def admit(self, method: str, caller: Caller) -> None:
         """Raises Refused: the caller may not ask for that; it is to take no place then."""
@@ -150,7 +150,7 @@ class Transport(Protocol):
 
     @property
     def encrypted(self) -> bool:
-        """Whether peers prove who they are, and nobody else reads along."""
+        """Tells whether peers prove who they are, and nobody else reads along."""
 
     async def listen(self, handler: Handler) -> str:
         """Starts serving; returns the address with the bound port. Raises AddressInUse."""

@@ -94,8 +94,8 @@ class Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stub
         return grpc.stream_stream_rpc_method_handler(serve)
 
     def _return_memory(self) -> None:
-        """What refused streams had sent ahead is free by now. glibc would keep it for this process:
-        0.7 GB after 2,000 of them at once."""
+        """Returns the memory of what refused streams had sent ahead. glibc would keep it for this
+        process: 0.7 GB after 2,000 of them at once."""
         self._returning = False
         with suppress(AttributeError, TypeError, OSError, RuntimeError):  # another libc; the end
             trim = ctypes.CDLL(None).malloc_trim
@@ -123,7 +123,7 @@ class Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # only the stub
             await context.write(well.SerializeToString())
 
     async def _request(self, method: str, context: "_Context") -> bytes:
-        """What a control call asks. Raises Refused: it does not come, or is too large."""
+        """Reads what a control call asks. Raises Refused: it does not come, or is too large."""
         try:
             async with asyncio.timeout(_REQUEST_S):
                 request: object = await context.read()

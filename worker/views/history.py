@@ -94,7 +94,7 @@ class _Peer:
 
 
 class History:
-    """What all peers have said so far. any thread. Args: every_s: how often it is looked at."""
+    """Holds what all peers have said. any thread. Args: every_s: how often it is looked at."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s

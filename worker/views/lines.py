@@ -56,7 +56,7 @@ def _filled(words: str, event: Event, **more: object) -> str:
 
 
 def _listening(event: Event, joins: str | None) -> str:
-    """What to type to join must work as it stands."""
+    """Says where the peer listens. A command to join must work as it stands."""
     address = str(event["address"])
     first = public_address(address)
     host, port = split_address(first)

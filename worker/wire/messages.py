@@ -34,7 +34,7 @@ def parse(kind: type[T], raw: bytes) -> T:
 
 @dataclass(frozen=True)
 class ReductionHeader:
-    """What begins a reduction."""
+    """The beginning of a reduction."""
 
     contributors: tuple[str, ...]
     joiners: tuple[str, ...]  # to be in the next group as well; of one shard a round
@@ -49,7 +49,7 @@ class ReductionHeader:
     lefts: tuple[bytes, ...] = ()  # roots of what encodings have left: what it takes up, and leaves
 
     def root(self, peer: str) -> bytes:
-        """What a peer has announced; nothing where it is none of the contributors."""
+        """The root that a peer has announced; empty where it is none of the contributors."""
         return dict(zip(self.contributors, self.roots, strict=True)).get(peer, b"")
 
     def factor(self, peer: str) -> float:

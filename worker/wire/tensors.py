@@ -42,7 +42,7 @@ def bytes_tensor(raw: memoryview) -> Tensor:
 
 
 def is_finite(values: Tensor) -> bool:
-    """Whether all of a 1-D fp32 tensor is finite and of sane size (its square sum is finite)."""
+    """Tells whether all of a 1-D fp32 tensor is finite and of sane size (its square sum too)."""
     return math.isfinite(torch.dot(values, values).item())
 
 

@@ -74,8 +74,8 @@ class _Drawn:
 
     @property
     def parts(self) -> list[tuple[str, bytes, int]]:
-        """What goes into the mean, and what is left over: the peer that has it, the root that it
-        leads to, and what it counts."""
+        """The parts of the mean, and those left over: the peer that has it, the root that it leads
+        to, and what it counts."""
         header = self.given.header
         weights = header.weights or (1,) * len(header.contributors)
         lefts = ((header.reducer, root, 0) for root in header.lefts)
@@ -83,8 +83,8 @@ class _Drawn:
 
 
 class Checks:
-    """What this peer has contributed or left over and can show, and its checks of others. io thread
-    only. Args: shards: that this peer reduces; reductions: that it has been given."""
+    """Shows what this peer has contributed or left over, and checks others. io thread only. Args:
+    shards: that this peer reduces; reductions: that it has been given."""
 
     open_to: Callable[[str], Stream]  # how to reach another peer, as the contributor does
 
@@ -225,7 +225,7 @@ class Checks:
         return _Drawn(given, leaf, leaves.count, stop - start, mean, own)
 
     def _follows(self, given: Given) -> bool:
-        """Whether a mean takes up nothing, or what its reducer is known to have left before."""
+        """Tells whether a mean takes up nothing, or what its reducer is known to have left."""
         at, taken = given.key._replace(round=given.key.round - 1), given.header.lefts[:-1]
         before = self._reductions.get(at)
         if not taken or before is None or before.header.reducer != given.header.reducer:
@@ -255,7 +255,7 @@ class Checks:
         return request
 
     async def _ask(self, peer: str, drawn: Sequence[_Drawn]) -> _Answers:
-        """What a peer shows, by shard and root; None: nothing, and it is not to blame."""
+        """Asks what a peer shows, by shard and root; None: nothing, and it is not to blame."""
         wanted = [(each, root) for each in drawn for of, root, _ in each.parts if of == peer]
         shown: dict[tuple[ShardKey, bytes], Shown] = {}
         request, answers = self._request(wanted), list[pb.CheckedLeaf]()
@@ -317,7 +317,7 @@ class Checks:
         return caught
 
     def _is_false(self, drawn: _Drawn, raws: Sequence[bytes]) -> bool:
-        """Whether a mean is another than that of its encoded parts."""
+        """Tells whether a mean is another than that of its encoded parts."""
         context, count = self._context, len(drawn.given.header.contributors)
         factors = drawn.given.header.factors or (1.0,) * count
         weights = [weight for _, _, weight in drawn.parts[:count]]
@@ -347,7 +347,7 @@ class Checks:
 
 
 def _hides(peer: str, drawn: _Drawn, answers: Mapping[str, _Answers]) -> bool | None:
-    """Whether a peer does not show a leaf where most others do; None: nothing follows. One that has
+    """Tells whether a peer hides a leaf that most others show; None: nothing follows. One that has
     begun a later round has nothing to show any more; most others have begun it too then."""
     shows: dict[str, bool] = {}
     for of, root, _ in drawn.parts:

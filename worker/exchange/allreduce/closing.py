@@ -242,7 +242,7 @@ class ReducedShards:
         return self._expected(key, group) - entry.contributors.keys()
 
     def admits(self, peer: str, group: Group) -> bool:
-        """Whether what a peer gives counts: it is of the group, or none of that is left."""
+        """Tells whether what a peer gives counts: it is of the group, or none of that is left."""
         return peer in group or self.view.gone(group)
 
     def peer_to_ask(self, key: ShardKey, order: Sequence[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""What a reducer makes of the contributions to a shard, and what it keeps for its next ones."""
+"""The mean that a reducer makes of contributions to a shard, and what it keeps for the next."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -65,7 +65,7 @@ async def reduce(
 
 @dataclass(frozen=True)
 class Left:
-    """What the encoding of `round` has left out."""
+    """The values that the encoding of `round` has left out."""
 
     round: int
     before: "Tensor | None"  # what went into it, for the case that it is done over

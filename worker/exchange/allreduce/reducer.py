@@ -77,12 +77,12 @@ class _Offer:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it waits for the shard to close: all bytes are here, and verified."""
+        """Tells whether it waits for the shard to close: all bytes are here, and verified."""
         return self.contribution is not None and self.contribution.whole
 
     @property
     def is_current(self) -> bool:
-        """Whether its frames are to be kept: not where a later stream took over."""
+        """Tells whether its frames are to be kept: not where a later stream took over."""
         shard, mine = self.shard, self.contribution
         held = None if shard is None else shard.contributions.get(self.header.sender)
         return mine is not None and held is mine and mine.stream is self

@@ -1,4 +1,4 @@
-"""What lies between two pair rounds: how far partners are apart, and anchors that come ahead."""
+"""The time between two pair rounds: how far partners are apart, and anchors that come ahead."""
 
 from collections.abc import Sequence
 
@@ -24,7 +24,7 @@ class AnchorPrefetch:
         self._s_per_byte = 0.0
 
     def arrived(self, size_bytes: int, took_s: float) -> None:
-        """What was slow counts half as much each time: the next link may be as slow."""
+        """Counts slow arrivals half as much each time: the next link may be as slow."""
         if size_bytes > 0:
             self._s_per_byte = max(took_s / size_bytes, self._s_per_byte / 2)
 
@@ -37,7 +37,7 @@ class AnchorPrefetch:
         return size_bytes * self._s_per_byte
 
     def laid(self, round_: PairRound, members: int) -> bool:
-        """Whether the train side may go on without: alone, or where all are one group."""
+        """Tells whether the train side may go on alone, or where all are one group."""
         one = len(round_.group) == members and self._met.get(round_.fragment) == round_.group
         return (len(round_.group) == 1 or one) and self._goes_without(round_)
 
@@ -45,7 +45,7 @@ class AnchorPrefetch:
         self._met[round_.fragment] = round_.group if round_.succeeded else ()
 
     def came(self, round_: PairRound) -> bool:
-        """Whether the anchors' mean is to be told, now that a partner's anchor is here."""
+        """Says whether the anchors' mean is to be told, as a partner's anchor is here now."""
         if not self._told or round_.told or round_.begun:
             return False
         anchors = [partner.parts.get(ANCHOR) for partner in round_.partners.values()]
@@ -53,7 +53,7 @@ class AnchorPrefetch:
         return round_.told
 
     def overdue(self, round_: PairRound, now: float) -> bool:
-        """Whether it may as time passes: a partner of which nothing comes is not waited for."""
+        """Tells whether the train side may go on in time: a silent partner is not waited for."""
         return self._awaits(round_) and now >= self._until(round_) and self._goes_without(round_)
 
     def due_at(self, round_: PairRound) -> float | None:

@@ -54,7 +54,7 @@ class TheirPart:
 
 @dataclass(eq=False)
 class Partner:
-    """What is known of a partner; times and calls from the beginning of the round, in s."""
+    """A partner as it is known; times and calls from the beginning of the round, in s."""
 
     parts: dict[int, TheirPart] = field(default_factory=dict)
     staged: bool = False  # it says that it holds everything
@@ -204,7 +204,7 @@ class PairRound:
         return True
 
     def declines(self, peer: str, reason: str) -> None:
-        """What has staged counts, even if it lost patience then: others may have applied it."""
+        """Gives up, unless that peer has staged: others may have applied the round already."""
         if not (self.complete and self.partners[peer].staged):
             self.give_up(f"{peer} declines: {reason}")
 
