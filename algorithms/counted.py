@@ -1,4 +1,4 @@
-"""What of a peer's contributions an anchor has: which peers each of its last rounds has counted.
+"""The part of a peer's contributions in an anchor: which peers its last rounds have counted.
 
 The record is part of a state and travels with it. A peer that takes over another's state finds
 there what became of its own contributions, whatever word of them had reached it:
@@ -87,7 +87,7 @@ def to_plain(history: History) -> list[Any]:
 
 
 def from_plain(plain: Iterable[Any]) -> History:
-    """What `to_plain` has made."""
+    """Reads what `to_plain` has made."""
     return tuple(
         CountedRound(round_, tuple((start, stop, tuple(peers)) for start, stop, peers in parts))
         for round_, parts in plain
@@ -108,7 +108,7 @@ def reconcile(local: Tensor, sent: SentRound, counted: Ranges) -> SentRound:
 
 
 def without(ranges: Iterable[tuple[int, int]], others: Ranges) -> Ranges:
-    """What is in these ranges and in none of the others, both in order."""
+    """The parts of these ranges that are in none of the others, both in order."""
     left = []
     for start, stop in ranges:
         for from_, to in others:

@@ -42,7 +42,7 @@ KEPT = Limits(rate=0.67, step=1.25, save=2.0, cost=0.01)  # of one that is known
 
 @dataclass(frozen=True, kw_only=True)
 class PeerFigures:
-    """What a peer has measured lately, medians over its last rounds; None is not known."""
+    """The measurements of a peer, medians over its last rounds; None is not known."""
 
     peer: str
     rounds: int = 0  # how many there have been

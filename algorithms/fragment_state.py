@@ -86,7 +86,7 @@ class Contribution:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What a round that closed brings.
+    """The result of a round that closed.
 
     Args:
         mean: of the contributions, which everyone applies.
@@ -165,7 +165,7 @@ class FragmentOptimizer:
 
     @property
     def start(self) -> Tensor:
-        """What the local parameters went on from: the anchor, or the mean of the next group's."""
+        """The values that local parameters went on from: the anchor, or the next group's mean."""
         return self.state.anchor if self._start is None else self._start
 
     def commit(self, **changes: Any) -> None:
@@ -292,15 +292,15 @@ class FragmentOptimizer:
     # ------------------------------------------------------------------------- the end of a round
 
     def only_merges(self, result: RoundResult) -> bool:
-        """Whether the local parameters after a round that closed follow value by value from those
-        before it; then `outcome`, `advance` and `merged` will do, and `apply` is not needed."""
+        """Tells whether local parameters after a round that closed follow value by value from those
+        before. Then `outcome`, `advance` and `merged` will do, and `apply` is not needed."""
         again = self.in_flight is not None and self.in_flight.again
         special = self._update is not None or self._exact
         return not (special or again or result.missed or self._start is not None)
 
     def outcome(self, result: RoundResult) -> Callable[[], Outcome]:
-        """What a round leads to that closed and `only_merges`: the state, and what `merged` takes
-        beside the local parameters. To be computed in any thread; nothing is changed."""
+        """Computes what a round leads to that closed and `only_merges`: the state, and what
+        `merged` takes beside the local parameters. To be run in any thread; nothing is changed."""
         state, kept = self.state, self._keeping(result)
 
         def computed() -> Outcome:

@@ -176,24 +176,24 @@ class Plan:
 
     @property
     def keeps(self) -> bool:
-        """Whether replicas keep what is not in their contribution."""
+        """Tells whether replicas keep what is not in their contribution."""
         return self.merge == "keep"
 
     @property
     def waits_for_nobody(self) -> bool:
-        """Whether rounds close without peers that do not keep up: what these contribute comes with
-        the next round, weighed by work or not."""
+        """Tells whether rounds close without peers that do not keep up: what these contribute comes
+        with the next round, weighed by work or not."""
         return self.dylu and self.exchange == "mean"
 
     @property
     def compares_norms(self) -> bool:
-        """Whether contributions come with their norms (`murmuration.algorithms.robust`), and those
-        that contribute to a mean compute parts of it again."""
+        """Tells whether contributions come with their norms (`murmuration.algorithms.robust`), and
+        those that contribute to a mean compute parts of it again."""
         return (self.exchange, self.payload) == ("mean", "pseudo_gradient")
 
     @property
     def keeps_reduction_residual(self) -> bool:
-        """Whether requantizing the mean leaves something out."""
+        """Tells whether requantizing the mean leaves something out."""
         return self.reduction_codec != "fp32"
 
     def chunks_per_peer(self, elements: int, peers: int) -> int:
@@ -216,8 +216,8 @@ class Plan:
 
     @property
     def _in_pieces(self) -> bool:
-        """Whether the model is exchanged as a whole, after one step, by a mean over all: then it is
-        cut for memory, and the cuts change no value. Pairs would meet others for each piece."""
+        """Tells whether the whole model is exchanged, after one step, by a mean over all: then it
+        is cut for memory, and the cuts change no value. Pairs would meet others for each piece."""
         return self.fragments == 1 and self.exchange == "mean" and self.payload == "pseudo_gradient"
 
     def cut(self, schema: Sequence[TensorSpec]) -> tuple[Fragment, ...]:

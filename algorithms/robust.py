@@ -147,7 +147,7 @@ class Doubts:
         self._strange: dict[tuple[str, int], set[int]] = {}
 
     def hides(self, peer: str, *, hidden: bool) -> bool:
-        """Whether a peer has hidden too much by now; `hidden`: in this check, too."""
+        """Tells whether a peer has hidden too much by now; `hidden`: in this check, too."""
         self._hidden[peer].append(hidden)
         return sum(self._hidden[peer]) >= _LASTING
 
@@ -164,7 +164,7 @@ class Doubts:
         return [one for one in (peer, reducer) if lasting[one] >= enough]
 
     def again(self, reducer: str, fragment: int, round_: int) -> bool:
-        """Whether a reducer has given what no honest one gives in too many rounds by now."""
+        """Tells whether a reducer has given what no honest one gives in too many rounds by now."""
         earlier = self._strange.get((reducer, fragment), set())
         rounds = {each for each in earlier if each > round_ - _LATELY} | {round_}
         self._strange[reducer, fragment] = rounds

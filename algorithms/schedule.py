@@ -69,7 +69,7 @@ class Schedule:
         return tuple(due for f in range(self.fragments) if (due := self._sent(f, step)) is not None)
 
     def applies_at_once(self, step: int) -> bool:
-        """Whether the rounds sent after `step` are applied before the next step."""
+        """Tells whether the rounds sent after `step` are applied before the next step."""
         return self.overlap_steps == 0 or step == self.steps
 
     def _sent(self, fragment: int, step: int) -> Due | None:

@@ -1,4 +1,4 @@
-"""What is known of each worker from its events, whichever way they came."""
+"""Keeps what is known of each worker from its events, whichever way they came."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace

@@ -1,5 +1,5 @@
-"""What the coordinator knows of the swarm: a state machine without I/O or clock. It keeps no file:
-started again, it learns everything back from the workers' next calls."""
+"""Keeps what the coordinator knows of the swarm: a state machine without I/O or clock. It has no
+file: started again, it learns everything back from the workers' next calls."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class KnownPeer:
 
     @property
     def done(self) -> bool:
-        """Whether it trains no more: the run's last step is taken, or it leaves."""
+        """Tells whether it trains no more: the run's last step is taken, or it leaves."""
         return self.member.phase in (pb.PHASE_DONE, pb.PHASE_LEAVING)
 
 
@@ -72,7 +72,7 @@ class Registry:
         return pb.IntroduceReply(manifest=self.manifest, members=others)
 
     def all_over(self, expected: int, now: float, patience_s: float) -> bool:
-        """Whether the expected workers have been here, and each is done or silent for so long."""
+        """Tells whether all expected workers have been here, each done or silent for so long."""
         members = self.members.values()
         return len(members) >= expected and all(
             known.done or known.silent_s(now) > patience_s for known in members

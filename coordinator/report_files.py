@@ -90,7 +90,7 @@ def report_of_folder(folder: Path, console: Console | None, *, picture: bool = T
 
 
 def records_of(document: Document) -> dict[str, Record]:
-    """What a worker has kept of each peer: its result, or else the last that was known."""
+    """The record that a worker has of each peer: its result, or else the last known."""
     known = maps_of(document, "peers")
     staged = any("stage" in map_of(each, "result") for each in known)
     records, uncounted = {}, dict[str, Any](dict.fromkeys(COUNTS))

@@ -85,7 +85,7 @@ class ShapedPipe:
 
     @property
     def full(self) -> bool:
-        """Whether nothing more may be read until some bytes were delivered."""
+        """Tells whether nothing more may be read until some bytes were delivered."""
         return self._held_bytes >= self._most_bytes
 
 

@@ -1,4 +1,4 @@
-"""What processes say to each other: messages, documents, events, addresses, exit codes."""
+"""The words of processes to each other: messages, documents, events, addresses, exit codes."""
 
 import os
 import sys

@@ -26,14 +26,14 @@ def with_host(address: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the host. Names other than localhost count as no."""
+    """Tells whether only this machine reaches the host. Names but localhost count as no."""
     with suppress(ValueError):
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     return False
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether the host stands for all addresses of a machine: 0.0.0.0 or ::, which nobody dials."""
+    """Tells whether a host is all addresses of a machine: 0.0.0.0 or ::, which nobody dials."""
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_unspecified
     return False

@@ -116,7 +116,7 @@ def canonical(value: object) -> bytes:
 
 
 def agreed(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """What all peers of the run have in common: all but the advice, in which they may differ."""
+    """The values that all peers of the run share: all but the advice, in which they may differ."""
     return {key: value for key, value in manifest.items() if key != "advice"}
 
 

@@ -1,4 +1,4 @@
-"""What a worker reports of itself: JSON lines on stdout and in its log, documents on the wire.
+"""A worker's reports of itself: JSON lines on stdout and in its log, documents on the wire.
 
 Each is a map with `event`, its kind, `peer`, `at`, the time of day, `time_s`, seconds since the
 start, and the fields of its kind. Of another version, what does not fit counts as missing.
@@ -160,7 +160,7 @@ def verdict_words(verdict: Mapping[str, object]) -> str:
 
 
 def place_of(verdict: Mapping[str, object]) -> tuple[str, ...]:
-    """What tells one fault from another: kind, peer, and of a link the receiver."""
+    """The marks that tell faults apart: kind, peer, and of a link the receiver."""
     return tuple(text_of(verdict, key) or "" for key in ("kind", "peer", "to"))
 
 

@@ -32,7 +32,7 @@ def size(count_bytes: float) -> str:
 
 
 def seconds(time_s: float) -> str:
-    """What is measured: `0 ms`, `12.3 ms`, `4.56 s`, `1,234 s`."""
+    """Writes a measured time: `0 ms`, `12.3 ms`, `4.56 s`, `1,234 s`."""
     if time_s < 1e-4:
         return "0 ms"
     if time_s < 1:
@@ -41,7 +41,7 @@ def seconds(time_s: float) -> str:
 
 
 def duration(time_s: float) -> str:
-    """What is waited for: `12 s`, `3 min 20 s`, `2 h 05 min`."""
+    """Writes a time of waiting: `12 s`, `3 min 20 s`, `2 h 05 min`."""
     whole = round(time_s)
     if whole < 60:
         return f"{whole} s"
@@ -117,5 +117,5 @@ def shown(text: str, most: int = MAX_SHOWN) -> str:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether it can be told to others: a path of another encoding, as Python reads it, cannot."""
+    """Tells whether others can read it: a path of another encoding, as Python has it, is not."""
     return text == text.encode(errors="replace").decode()

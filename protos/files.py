@@ -1,4 +1,4 @@
-"""What a full disk neither tears nor ends: files written as a whole, logs, and stdout."""
+"""Writes what a full disk neither tears nor ends: whole files, logs, and stdout."""
 
 import errno
 import json
@@ -37,7 +37,7 @@ def sync_folder(path: Path) -> None:
 
 
 def read_ordinary(path: Path, most_bytes: int = -1) -> bytes:
-    """What is in a file. Raises OSError: it is a pipe or a device, which would be waited for."""
+    """Reads a file. Raises OSError: it is a pipe or a device, which would be waited for."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "is no ordinary file", str(path))
     with path.open("rb") as file:

@@ -122,7 +122,7 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Status(self, request, context):
-        """What `murmur status` shows; a msgpack document, so that it can grow.
+        """The answer to `murmur status`; a msgpack document, so that it can grow.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

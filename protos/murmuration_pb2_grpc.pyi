@@ -51,7 +51,7 @@ class ControlStub:
     IndirectProbe: _grpc.UnaryUnaryMultiCallable[_murmuration_pb2.ProbeRequest, _murmuration_pb2.ProbeReply]
     """Asks this peer to probe another one: tells a dead peer from a broken link."""
     Status: _grpc.UnaryUnaryMultiCallable[_murmuration_pb2.StatusRequest, _murmuration_pb2.StatusReply]
-    """What `murmur status` shows; a msgpack document, so that it can grow."""
+    """The answer to `murmur status`; a msgpack document, so that it can grow."""
     Result: _grpc.UnaryUnaryMultiCallable[_murmuration_pb2.ResultRequest, _murmuration_pb2.ResultReply]
     """At the end of a run: the caller's result, and the answerer's if it has one already."""
     Measure: _grpc.UnaryUnaryMultiCallable[_murmuration_pb2.MeasureRequest, _murmuration_pb2.MeasureReply]
@@ -88,7 +88,7 @@ class ControlAsyncStub(ControlStub):
     IndirectProbe: _aio.UnaryUnaryMultiCallable[_murmuration_pb2.ProbeRequest, _murmuration_pb2.ProbeReply]  # type: ignore[assignment]
     """Asks this peer to probe another one: tells a dead peer from a broken link."""
     Status: _aio.UnaryUnaryMultiCallable[_murmuration_pb2.StatusRequest, _murmuration_pb2.StatusReply]  # type: ignore[assignment]
-    """What `murmur status` shows; a msgpack document, so that it can grow."""
+    """The answer to `murmur status`; a msgpack document, so that it can grow."""
     Result: _aio.UnaryUnaryMultiCallable[_murmuration_pb2.ResultRequest, _murmuration_pb2.ResultReply]  # type: ignore[assignment]
     """At the end of a run: the caller's result, and the answerer's if it has one already."""
     Measure: _aio.UnaryUnaryMultiCallable[_murmuration_pb2.MeasureRequest, _murmuration_pb2.MeasureReply]  # type: ignore[assignment]
@@ -152,7 +152,7 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _murmuration_pb2.StatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_murmuration_pb2.StatusReply, _abc.Awaitable[_murmuration_pb2.StatusReply]]:
-        """What `murmur status` shows; a msgpack document, so that it can grow."""
+        """The answer to `murmur status`; a msgpack document, so that it can grow."""
 
     @_abc_1.abstractmethod
     def Result(

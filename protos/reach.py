@@ -216,7 +216,7 @@ class Mismatch(StrEnum):
 
     @property
     def closed(self) -> bool:
-        """Whether the connection was closed without a word of why."""
+        """Tells whether the connection was closed without a word of why."""
         return self in (Mismatch.CLOSED, Mismatch.NOT_TAKEN)
 
 
@@ -234,7 +234,7 @@ _HANDSHAKE = {
 
 
 def mismatch(details: str, *, encrypts: bool) -> Mismatch | None:
-    """What a handshake failed for, if known, by gRPC's `details`; `encrypts`: this side does."""
+    """Says why a handshake failed, if known, by gRPC's `details`; `encrypts`: this side does."""
     if not details.startswith("failed to connect"):
         return None
     return next((why for part, why in _HANDSHAKE[encrypts].items() if part in details), None)

@@ -45,5 +45,5 @@ def bits_per_value(name: str) -> float:
 
 
 def has_few_bits(name: str) -> bool:
-    """Whether a codec leaves most out, so that something must keep it: it has under four bits."""
+    """Says whether a codec has under four bits: it leaves most out, so that something keeps it."""
     return bits_per_value(name) < _FEW_BITS

@@ -179,13 +179,13 @@ def _largest(bits: Tensor, kept: int) -> Tensor:
 
 
 def _is_on_host(values: Tensor) -> bool:
-    """Whether numpy, which is faster there, takes the place of torch."""
+    """Tells whether numpy, which is faster there, takes the place of torch."""
     return values.device.type == "cpu"
 
 
 def _bound(magnitudes: NDArray[np.int32], kept: int) -> NDArray[np.int32]:
-    """What the `kept` largest of each row (n, m) reach and few others: (n, 1), at least 1. As many
-    groups of values have a largest one that reaches it, and there are fewer groups to order."""
+    """A bound that the `kept` largest of each row (n, m) reach and few others: (n, 1), at least 1.
+    As many groups of values have a largest one that reaches it. There are fewer groups to order."""
     rows, elements = magnitudes.shape
     groups = elements if elements % _GROUPS else _GROUPS
     # numpy finds the places of more than a tenth of all without branches: faster than just below.

@@ -34,7 +34,7 @@ Pair = tuple[Route, Route]
 
 
 def slots_of(origins: Sequence[int], pipeline: Pipeline) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What each origin has in flight at once: (slot of each microbatch, origin of each slot)."""
+    """The microbatches that an origin has in flight: (slot of each, origin of each slot)."""
     slot_at: dict[tuple[int, int], int] = {}
     begun = Counter[int]()
     slots = []

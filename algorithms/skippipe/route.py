@@ -62,7 +62,7 @@ def visited_stages(stages: int, skip: float) -> int:
 
 
 def keeps_rules(stages: Sequence[int], rules: Rules) -> bool:
-    """Whether stages begin at 0, and go up to as many others as are visited, without long jumps."""
+    """Tells whether stages begin at 0 and go up to as many as are visited, in short jumps."""
     steps = [there - here for here, there in pairwise(stages)]
     begins = tuple(stages[:1]) == (0,) and len(stages) == rules.visited
     return begins and all(1 <= step <= rules.max_jump for step in steps)
