@@ -216,7 +216,7 @@ class Plan:
 
     @property
     def _in_pieces(self) -> bool:
-        """Tells whether the whole model is exchanged, after one step, by a mean over all: then it
+        """Tells whether the whole model is exchanged, after one step, by a mean over all. Then it
         is cut for memory, and the cuts change no value. Pairs would meet others for each piece."""
         return self.fragments == 1 and self.exchange == "mean" and self.payload == "pseudo_gradient"
 

@@ -1,4 +1,4 @@
-"""What compose-test and swarm-stack-test have in common: image, containers, what must come out."""
+"""The common part of compose-test and swarm-stack-test: image, containers, what must come out."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def containers(*labels: str, running: bool = False) -> list[str]:
 
 
 def inspect(container: str, template: str) -> str:
-    """What the engine says of a container."""
+    """Asks the engine about a container."""
     command = ["docker", "inspect", "--format", template, container]
     return run(command, timeout_s=30).stdout.strip()
 

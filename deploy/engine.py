@@ -137,7 +137,7 @@ def install(packages: Sequence[str], *, purpose: str) -> None:
 
 
 def answers() -> bool:
-    """Whether the client finds a running engine (DOCKER_HOST counts, as everywhere)."""
+    """Tells whether the client finds a running engine (DOCKER_HOST counts, as everywhere)."""
     if shutil.which("docker") is None:
         return False
     command = ["docker", "version", "--format", "{{.Server.Version}}"]

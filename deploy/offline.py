@@ -1,4 +1,4 @@
-"""What an image needs where no registry or wheel index is reachable: a base image and wheels."""
+"""Gets an image's needs where no registry or wheel index is reachable: base image and wheels."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ WHEELS_TIMEOUT_S = 900
 
 
 def have_image(name: str) -> bool:
-    """Whether the engine has this image."""
+    """Tells whether the engine has this image."""
     return run(["docker", "image", "inspect", name], timeout_s=30, check=False).returncode == 0
 
 
 def can_pull(name: str) -> bool:
-    """Whether the engine has this image or gets it from a registry."""
+    """Tells whether the engine has this image or gets it from a registry."""
     return (
         have_image(name)
         or run(["docker", "pull", name], timeout_s=PULL_TIMEOUT_S, check=False).returncode == 0
@@ -36,7 +36,7 @@ def can_pull(name: str) -> bool:
 
 
 def reaches(index: str) -> bool:
-    """Whether this machine can read a package index. None at all (an empty name) is reached."""
+    """Says whether this machine can read a package index. None (an empty name) is reached."""
     if not index:
         return True
     try:

@@ -1,4 +1,4 @@
-"""What all tests share: nothing of theirs is kept in the home of whoever runs them, and examples
+"""The fixtures that all tests share. Nothing of theirs is kept in the user's home, and examples
 that are drawn are the same each time."""
 
 import gc

@@ -24,7 +24,7 @@ def test_a_peer_that_does_not_answer_is_given_up_when_the_user_says(tmp_path):
 
 
 def test_a_worker_says_what_is_wrong(tmp_path):
-    """Of the many ways some in processes of their own: the others are cases of the unit tests."""
+    """A few of the many ways, in processes of their own; the others are cases of unit tests."""
     held = gate(tmp_path, 1)
     with running_swarm(1, tmp_path, *SMALL, *held.settings) as swarm:
         swarm.start("w0").wait_for(lambda e: e["event"] == "started", "start")

@@ -29,8 +29,8 @@ _RENEWED_S = 1.0
 
 
 def connect(address: str, member: Identity, draws: random.Random) -> Iterator[str]:
-    """What becomes of each: half of the connections make a call with a member's certificate, a
-    stranger breaks the others off."""
+    """Tells what becomes of each: half of the connections make a call with a member's certificate,
+    a stranger breaks the others off."""
     for _ in range(EACH):
         if draws.random() < 0.5:
             try:

@@ -20,7 +20,7 @@ STORY = "the flock turns as one , and no bird leads ."
 
 
 def printed_by(script: str, *each: tuple[str, ...]) -> list[str]:
-    """What a first peer and those that join it print, each with options of its own."""
+    """The lines that a first peer and those that join it print, each with its options."""
     with started(script, *each) as processes:
         printed = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
     assert {process.returncode for process in processes} == {0}, printed

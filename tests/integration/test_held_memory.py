@@ -1,5 +1,4 @@
-"""What streams that nobody reads or ends can make a worker hold, by a member with a
-certificate."""
+"""The memory of a worker that a member's streams can hold, if nobody reads or ends them."""
 
 import asyncio
 import time
@@ -63,7 +62,7 @@ def held_by(attacked: Attacked, *, members: int) -> Held:
 
 
 def header(swarm: Swarm, identity: Identity) -> bytes:
-    """Of a contribution to a round that is far off: it is held, and its frames are not read."""
+    """The header of a contribution to a far round: it is held, its frames are not read."""
     with calling(swarm.addresses["w0"], identity) as stranger:
         run = stranger.manifest().run
     far = pb.ContributionHeader(run=run, sender=identity.name, round=10**9)
@@ -80,7 +79,7 @@ def test_400_unread_streams_of_a_member_hold_little(attacked):
 
 
 def test_five_such_members_together_hold_no_more_than_is_said(attacked):
-    """What docs/evidence/reliability.md says of the total."""
+    """The total is the one in docs/evidence/reliability.md."""
     streams = most_streams(2)
     assert (streams + MOST_CALLS) * (WINDOW_BYTES + MIB) <= MOST_BYTES
     held = held_by(attacked, members=5)

@@ -1,4 +1,4 @@
-"""What a peer may never do to another: a client on our own protos attacks real workers."""
+"""The harm that no peer may do to another: a client on our own protos attacks real workers."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -56,7 +56,7 @@ def begins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., C
 
 @pytest.fixture(scope="module")
 def attackable(begins: Callable[..., Coordinated]) -> Coordinated:
-    """Of an encrypted run, for the attacks of the lab."""
+    """An encrypted run, for the attacks of the lab."""
     return begins("w1")
 
 
@@ -89,7 +89,7 @@ def test_no_attack_of_the_table_succeeds(attackable, name, who):
 
 @pytest.fixture(scope="module")
 def attackable_stages(begins: Callable[..., Coordinated]) -> Coordinated:
-    """Of a model in two stages; the first worker serves stage 1. Each microbatch has its pause."""
+    """A model in two stages; the first worker serves stage 1. Each microbatch has its pause."""
     return begins("w0", *STAGES, *settings_of(task__pause_s=0.05), staged=True)
 
 
@@ -124,7 +124,7 @@ def test_no_attack_on_a_stage_succeeds(attackable_stages, name, who):
 
 
 def wait_for_rounds_of_both(swarm: Swarm) -> None:
-    """Of one that has begun since."""
+    """Waits for a round that has begun since."""
     for name in swarm.names:
         worker = swarm.workers[name]
         (latest, *_) = (*reversed(worker.of("round")), {"round": 0})
@@ -138,7 +138,7 @@ def wait_for_rounds_of_both(swarm: Swarm) -> None:
 
 @pytest.fixture(scope="module")
 def open_swarm(begins: Callable[..., Coordinated]) -> Coordinated:
-    """Of a run that is not encrypted."""
+    """A run that is not encrypted."""
     return begins("w1", *settings_of(checkpoint__every_s=1), encrypted=False)
 
 

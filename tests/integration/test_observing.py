@@ -1,4 +1,4 @@
-"""What real workers show of themselves while they train, and in the end."""
+"""Observes real workers while they train, and in the end."""
 
 import json
 import signal

@@ -24,7 +24,7 @@ def run_of(preset: str, steps: int, **more: object) -> tuple[Config, dict[str, o
 
 
 def ended(folder: Path, count: int, loop: Any) -> dict[str, dict[str, Any]]:
-    """What so many such peers end with, by name."""
+    """The results that this many such peers end with, by name."""
     return {f"p{number}": value for number, value in enumerate(values(folder, *[loop] * count))}
 
 

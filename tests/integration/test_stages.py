@@ -58,7 +58,7 @@ def ended(process: "subprocess.Popen[str]", out: Path) -> tuple[dict[str, Any], 
 
 
 def murmur(*args: str) -> str:
-    """What a command prints, run in this process."""
+    """The output of a command, run in this process."""
     done = CliRunner().invoke(cli, args, catch_exceptions=False, standalone_mode=False)
     assert done.exit_code == 0
     return done.stdout
@@ -69,7 +69,7 @@ def loss_of(report: dict[str, Any]) -> str:
 
 
 def hashes(report: dict[str, Any], stage: int) -> set[tuple[str, str]]:
-    """Of the anchors and momenta that the replicas of a stage reported."""
+    """The hashes of anchors and momenta that the replicas of a stage reported."""
     peers = [peer for peer in report["peers"] if peer["stage"] == stage]
     return {(p["anchor_hash"], p["momentum_hash"]) for p in peers if p["anchor_hash"]}
 

@@ -92,7 +92,7 @@ class Row:
 
     @property
     def notes(self) -> list[str]:
-        """What has to be known of the figures, or why there are none."""
+        """The notes that the figures need, or why there are none."""
         told, figures = self.report or {}, self.figures
         notes = [self.problem] if self.problem else []
         if figures and not figures["whole"]:
@@ -130,7 +130,7 @@ class Row:
 
 
 def bits_of(bits_per_value: Mapping[str, Any]) -> float | None:
-    """Of what the rounds send both ways, weighted by how many values each way carried."""
+    """The bits a value of what rounds send both ways, weighted by the values that each carried."""
     bits = values = 0.0
     for kind, part in bits_per_value.items():
         if kind != "final_mean" and part and part.get("bits_travelled"):

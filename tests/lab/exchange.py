@@ -55,7 +55,7 @@ Round = tuple[int, float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Exchanged:
-    """What all peers do. Args: proxies: of the proxy, of each peer; none without links."""
+    """The work of all peers. Args: proxies: of the proxy, of each peer; none without links."""
 
     addresses: list[str]
     mbytes: float

@@ -122,7 +122,7 @@ def named_after(problem: Problem, peers: int, attack: AbstractContextManager[Non
 
 
 def loss_after(problem: Problem, names: str, attack: AbstractContextManager[None]) -> float:
-    """Of the honest peers' anchor, at their own points."""
+    """The loss of the honest peers' anchor, at their own points."""
 
     async def scenario() -> float:
         async with NearSwarm(problem) as swarm:

@@ -113,7 +113,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Rates:
-    """What is tuned. Args: outer: learning rate and momentum; None where there is none."""
+    """The tuned rates. Args: outer: learning rate and momentum; None where there is none."""
 
     lr: float
     outer: tuple[float, float] | None
@@ -129,8 +129,8 @@ class Rates:
 
 @dataclass(frozen=True)
 class Result:
-    """Of one run. Args: sent_bytes: by a worker in a step; fewer: than bf16 DDP, times. Both are
-    of the rounds alone."""
+    """The result of one run. Args: sent_bytes: by a worker in a step; fewer: than bf16 DDP, times.
+    Both are of the rounds alone."""
 
     loss: float
     sent_bytes: float
@@ -162,7 +162,7 @@ class Results:
 
 
 def key_of(training: Training) -> str:
-    """Of the settings, the preset's values included, and the code that decides how a run ends."""
+    """A hash of the settings, the preset's values too, and the code that decides a run's end."""
     config = training.config
     told = {**asdict(training), "plan": asdict(config.plan), "inner": asdict(config.inner)}
     told |= {"validation_batches": VALIDATION_BATCHES, "code": code_hash()}
@@ -171,7 +171,7 @@ def key_of(training: Training) -> str:
 
 @cache
 def code_hash() -> str:
-    """Of the sources that decide how a run ends, and the versions of Python and torch."""
+    """A hash of the sources that decide a run's end, and of the versions of Python and torch."""
     versions = f"{sys.version} {torch.__version__}".encode()
     return hashlib.sha256(b"\0".join((versions, *(p.read_bytes() for p in CODE)))).hexdigest()
 
@@ -242,7 +242,7 @@ def result_of(trained: Trained, began: float) -> Result:
 
 
 def ddp_bytes(trained: Trained) -> float:
-    """What a worker would send in data-parallel training in bf16."""
+    """The bytes that a worker would send in data-parallel training in bf16."""
     elements = sum(fragment.elements for fragment in trained.fragments)
     whole = partition([TensorSpec("all", (elements,))], 1, "strided")
     plan = replace(PRESETS["ddp"], codec="bf16", reduction_codec="bf16")
@@ -362,7 +362,7 @@ def of_name(losses: Losses, name: str) -> list[float]:
 
 
 def paired(losses: Losses, line: Line, name: str) -> str:
-    """What the line loses more than another, seed by seed."""
+    """The loss of a line above that of another, seed by seed."""
     pairs = zip((r.loss for r in losses[line]), of_name(losses, name), strict=False)
     apart = [one - other for one, other in pairs]
     return "-" if line.name == name or not apart else Interval.of(apart).difference

@@ -128,7 +128,7 @@ class Life:
 
 
 def lives(folder: Path) -> list[Life]:
-    """Of a worker. A kill may have cut the last line of each."""
+    """Reads the lives of a worker. A kill may have cut the last line of each."""
     found: list[Life] = []
     for text in (folder / "out").read_text().splitlines():
         with suppress(ValueError):
@@ -142,7 +142,7 @@ def lives(folder: Path) -> list[Life]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run has come to.
+    """The outcome of a run.
 
     Args:
         step_s: of one step's computing, in the quiet minutes and after them.

@@ -1,4 +1,4 @@
-"""What the library does on a card: one call proves it or breaks it, and says how fast it is.
+"""Runs the library on a card: one call proves it or breaks it, and says how fast it is.
 
     python -m tests.lab gpu [--only NAME ...] [--minutes 9.5] [--device cuda] [--results FILE]
 
@@ -84,7 +84,7 @@ class Place:
 
     @property
     def small(self) -> bool:
-        """Whether the script is tried, not a card."""
+        """Tells whether the script is tried, not a card."""
         return self.device.type == "cpu"
 
     def synchronize(self) -> None:
@@ -330,7 +330,7 @@ def encode(name: str, at: Place) -> Figures:
 
 
 def stages(at: Place) -> Figures:
-    """What a round does to one fragment in this process, a stage at a time."""
+    """The stages of a round of one fragment in this process, one at a time."""
     side, count = (256, 4) if at.small else (2048, 16)
     there = {f"{n}": torch.randn(side, side, device=at.device) for n in range(count)}
     fragment = Fragment(0, tuple(TensorSpec(name, (side, side)) for name in there))
@@ -451,14 +451,14 @@ def overlap(preset: str, size: str, at: Place) -> Figures:
 
 
 def flights(peer: Any) -> tuple[list[bool], list[int]]:
-    """Of each fragment: whether a round is in flight, and the version."""
+    """Tells of each fragment whether a round is in flight, and its version."""
     fragments = peer._loop.fragments
     return [f.in_flight is not None for f in fragments], [f.state.version for f in fragments]
 
 
 @contextmanager
 def pcie_bytes() -> Iterator[list[int]]:
-    """Of each fragment that is copied to the host or from it meanwhile, as fp32."""
+    """The bytes of each fragment that is copied to the host or from it meanwhile, as fp32."""
     found = list[int]()
     there, back = devices.staged, devices.copy_to_host
 
@@ -601,7 +601,7 @@ def line_of(name: str, figures: Mapping[str, Any]) -> str:
 
 
 def quiet(device: torch.device) -> None:
-    """What a swarm tells is not of interest here, and a small model wants one thread."""
+    """Hides a swarm's words, which are of no interest here; a small model wants one thread."""
     logging.basicConfig(level=logging.ERROR)
     if device.type == "cpu":
         torch.set_num_threads(1)

@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def options_of(layers: int) -> dict[str, Any]:
-    """Of the task."""
+    """The options of the task."""
     heads = dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 8)
     sizes = {"hidden_size": _WIDTH, "intermediate_size": _WIDTH * 8 // 3}
     architecture = {**sizes, "num_hidden_layers": layers, **heads}

@@ -70,7 +70,7 @@ class Trained:
     outer: Mapping[str, Sequence[specification.Outer]]
 
     def anchors(self, peer: str = "w0") -> list[Tensor]:
-        """What a worker ends with, by fragment: 1-D fp32."""
+        """The anchors that a worker ends with, by fragment: 1-D fp32."""
         return [state.anchor for state in self.outer[peer]]
 
     def loss_of(self, anchors: Sequence[Tensor], batches: int = 16) -> float:
@@ -85,14 +85,14 @@ class Trained:
 
     @property
     def sent(self) -> "Sent":
-        """Of each worker in the whole run, an exact mean at its end left out."""
+        """The bytes of each worker in the whole run, an exact mean at its end left out."""
         training = self.training
         return sent(self.plan, self.fragments, training.steps, training.workers)
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What a worker sends, before zstd. Args: values: that the bytes stand for."""
+    """The bytes of a worker, before zstd. Args: values: that the bytes stand for."""
 
     bytes: float
     values: float
@@ -190,7 +190,7 @@ class GradientBatch:
 
 
 Losses = Callable[[Mapping[str, Tensor], Tensor, Tensor], Tensor]
-"""Of (stacked parameters, stacked inputs, stacked targets), one for each model."""
+"""The losses of (stacked parameters, stacked inputs, stacked targets), one for each model."""
 
 _COMPILED: dict[tuple[tuple[str, torch.Size], ...], Losses] = {}
 
@@ -244,7 +244,7 @@ class _BatchedReplica:
 
 
 Mean = Callable[[Fragment, Tensor, Sequence[Tensor]], Tensor]
-"""Of (fragment, mean of the contributions as all decode it, contributions before encoding)."""
+"""A mean of (fragment, mean of contributions as all decode it, contributions before encoding)."""
 
 
 class _Run(specification.ReferenceRun):
@@ -263,12 +263,12 @@ def plain(fragment: Fragment, mean: Tensor, own: Sequence[Tensor]) -> Tensor:
 
 
 def half_iso(fragment: Fragment, mean: Tensor, own: Sequence[Tensor]) -> Tensor:
-    """Of each matrix U S V', half of it and half of mean(S) U V'. Ref: arXiv:2607.03011 (Iso-C)."""
+    """Takes half of each matrix U S V' and half of mean(S) U V'. Ref: arXiv:2607.03011 (Iso-C)."""
     return mean.lerp(iso(fragment, mean, own), 0.5)
 
 
 def iso(fragment: Fragment, mean: Tensor, own: Sequence[Tensor]) -> Tensor:
-    """Of each matrix U S V' mean(S) U V'; vectors as they are. Ref: arXiv:2607.03011 (Iso-C)."""
+    """Makes mean(S) U V' of a matrix U S V', and keeps vectors. Ref: arXiv:2607.03011 (Iso-C)."""
     found = mean.clone()
     for values in fragment.views(found).values():
         if values.dim() == 2:
@@ -278,7 +278,7 @@ def iso(fragment: Fragment, mean: Tensor, own: Sequence[Tensor]) -> Tensor:
 
 
 def radial(fragment: Fragment, mean: Tensor, own: Sequence[Tensor]) -> Tensor:
-    """Of each tensor the mean norm, in the direction of the mean direction.
+    """Gives each tensor the mean norm, in the direction of the mean direction.
 
     Ref: arXiv:2604.21428 (Decoupled DiLoCo)."""
     found = torch.empty_like(mean)
@@ -296,7 +296,7 @@ MEANS: dict[str, Mean] = {"plain": plain, "half-iso": half_iso, "iso": iso, "rad
 
 
 def sent(plan: Plan, fragments: Sequence[Fragment], steps: int, workers: int) -> Sent:
-    """What each of the workers sends in the whole run, an exact mean at its end left out."""
+    """The bytes that each worker sends in the whole run, but for an exact mean at its end."""
     if plan.exchange == "none":
         return Sent(0.0, 0.0)
     schedule = plan.schedule(fragments=len(fragments), steps=steps)
@@ -312,6 +312,6 @@ def sent(plan: Plan, fragments: Sequence[Fragment], steps: int, workers: int) ->
 
 
 def last_mean_bytes(plan: Plan, elements: int, workers: int) -> float:
-    """What each of the workers sends in the exact mean that ends a run, if it ends with one: fp32
-    both ways, as much as two steps of data-parallel training in bf16."""
+    """The bytes that each worker sends in the exact mean that ends a run, if it ends with one.
+    These are fp32 both ways, as much as two steps of data-parallel training in bf16."""
     return 2 * (workers - 1) / workers * 4 * elements if plan.consensus else 0.0

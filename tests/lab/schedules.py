@@ -84,7 +84,7 @@ def play(kind: str, seeds: range, keep: bool, shuffled: bool) -> Counts:
 
 
 def _means(seed: int, keep: bool, shuffled: bool) -> tuple[Counts, list[str]]:
-    """What happened in one schedule, and what was violated."""
+    """Runs one schedule: what happened, and what was violated."""
     run = mean_schedules.random_run(seed, *(("sign", "keep") if keep else ()), shuffled=shuffled)
     reduced = ("twice" if len(found) > 1 else "once" for found in run.applied().values())
     counts = {

@@ -19,7 +19,7 @@ Sample = tuple[int, int]  # epoch and place in it
 
 
 class Draws:
-    """What one peer draws, epoch after epoch.
+    """The samples that one peer draws, epoch after epoch.
 
     Args:
         samples: what all peers have drawn: it is added to.
@@ -107,7 +107,7 @@ class DrawingSwarm(Swarm):
         peer.node.close()
 
     def deaths_are_known(self) -> bool:
-        """Whether all that live know who does not."""
+        """Tells whether all that live know which peers do not."""
         alive = {peer.name for peer in self.alive}
         return all(
             member["peer"] in alive or member["health"] in ("dead", "left")
@@ -116,8 +116,8 @@ class DrawingSwarm(Swarm):
         )
 
     def is_past(self, name: str) -> bool:
-        """Whether a peer has drawn some blocks of later epochs only: what was left of the first
-        comes before these."""
+        """Tells whether a peer has drawn some blocks of later epochs only: what was left of the
+        first comes before these."""
         drawn = self.samples[name][-4 * self.stream.block :]
         return len(drawn) == 4 * self.stream.block and all(epoch > 0 for epoch, _ in drawn)
 

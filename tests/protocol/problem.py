@@ -20,7 +20,7 @@ from tests.support import specification
 
 @dataclass(frozen=True)
 class Problem:
-    """What all peers of a run share.
+    """The problem and the settings that all peers of a run share.
 
     Args:
         layers: number of values of each layer; a fragment holds one or more of them.
@@ -61,7 +61,7 @@ class Problem:
 
     @property
     def manifest(self) -> Manifest:
-        """Of a protocol that stays, so that a seed draws what it drew when it found a fault."""
+        """Keeps one protocol, so that a seed draws what it drew when it found a fault."""
         return Manifest({**Manifest.of(self.config, self.schema).document, "protocol": 10})
 
     @property

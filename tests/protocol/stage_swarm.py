@@ -112,7 +112,7 @@ def _task(layers: int, seed: int, kind: type[_Tiny]) -> LlamaBytes:
 
 @dataclass(frozen=True, kw_only=True)
 class StagedProblem:
-    """What all peers of a run in stages share.
+    """The problem and the settings that all peers of a run in stages share.
 
     Args:
         cut: layers of each stage; by parameters where none are given.
@@ -325,7 +325,7 @@ class StageSwarm(Swarm):
         assert reached <= told.keys() <= entered, (iteration, process, reached, told, entered)
 
     def was_skipped(self, stage: int, iteration: int, origin: PeerProcess, microbatch: int) -> bool:
-        """Whether a peer has said so; no stage without a replica is planned with."""
+        """Tells whether a peer told of the skip; no stage without a replica is planned with."""
         return any(
             (event["stage"], event["iteration"], event["microbatch"])
             == (stage, iteration, microbatch)

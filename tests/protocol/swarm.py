@@ -48,7 +48,7 @@ async def inline(work: Callable[[], T], /) -> T:
 
 @dataclass(frozen=True)
 class Held:
-    """What a peer trains, the fragments of it, and which stage of the model that is."""
+    """The part that a peer trains, its fragments, and which stage of the model it is."""
 
     replica: Any
     fragments: Sequence[Fragment]
@@ -143,7 +143,7 @@ class NoRouter(UpnpRouter):
 
 @dataclass(frozen=True)
 class Disk(Credentials):
-    """What a peer keeps for its next life, in memory. Args: store: by peer."""
+    """The store of a peer for its next life, in memory. Args: store: by peer."""
 
     store: dict[str, list[pb.Revocation]] = field(default_factory=dict)
     peer: str = ""
@@ -317,7 +317,7 @@ class Swarm:
         return self._identities.get(name)
 
     def part(self, problem: Problem, name: str, train: TrainSide) -> Held:
-        """What a peer is to hold of the model."""
+        """The part of the model that a peer is to hold."""
         return Held(Synthetic(problem, name, train.computes), problem.fragments)
 
     async def _run(self, peer: Peer) -> None:
@@ -426,7 +426,7 @@ class Swarm:
     # ------------------------------------------------------------------------------- outcomes
 
     def agrees(self, *names: str) -> bool:
-        """Whether these, or all that live, hold the same anchors and momenta at one version."""
+        """Says if these, or all that live, hold the same anchors and momenta at one version."""
         peers = [self[name] for name in names] or self.alive
         return len({(peer.versions, peer.outer_hash) for peer in peers}) == 1
 

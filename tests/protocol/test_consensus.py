@@ -68,7 +68,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def last_of(peer: Peer) -> object:
-    """With how many the peer's last round was held."""
+    """The number of contributors of the peer's last round."""
     return peer.of_kind("round")[-1]["contributors"]
 
 

@@ -1,5 +1,5 @@
-"""What travels in rounds of the mean: four bits both ways, a whole model in pieces, and no more
-of a peer's contribution than the norm limit lets in."""
+"""The mean travels in four bits both ways, a whole model in pieces. No more of a peer's
+contribution gets in than the norm limit lets."""
 
 from collections import Counter
 from dataclasses import replace
@@ -200,7 +200,7 @@ def test_the_last_mean_moves_no_further_than_a_round(plan, most):
 
 
 async def test_a_replica_keeps_what_the_norm_limit_has_not_counted():
-    """With exact codecs and one round, the anchor and the local parameters hold all of it."""
+    """The codecs are exact: after a round, anchor and local parameters hold all of it."""
     problem = replace(FAR, far={"d": 6.0}, steps=3, plan=Plan(inner_steps=3, merge="keep"))
     learned = Synthetic(problem, "d")
     start = learned.parameters["layers.0.w"].clone()

@@ -48,7 +48,7 @@ async def test_whoever_is_often_late_is_named_and_not_waited_for(others, lie):
 
 
 async def test_a_link_that_becomes_slow_is_waited_for():
-    """What has begun to come is waited for, and in later rounds for as long as it took."""
+    """A payload that has begun is waited for, in later rounds for as long as it took."""
     problem = replace(PROBLEM, layers=(40_000,), rounds=RoundConfig(floor_mbps=0.1))
     async with Swarm(problem, "abcd") as swarm:
         await swarm.until(lambda: min(swarm["a"].versions) >= 4, 60)

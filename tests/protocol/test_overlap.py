@@ -23,7 +23,7 @@ def problem(tau: int, **changes: object) -> Problem:
 
 
 def stalls(peer: Peer) -> list[float]:
-    """Of the rounds before the closing one of each fragment, which is waited for in any case."""
+    """The stalls before the closing round of each fragment, which is always waited for."""
     last = dict(enumerate(version - 1 for version in peer.versions))
     rounds = [e for e in peer.of_kind("round") if e["round"] != last[int(str(e["fragment"]))]]
     return [float(str(e["stall_s"])) for e in rounds]

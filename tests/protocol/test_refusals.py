@@ -1,4 +1,4 @@
-"""What a reducer refuses, with what and where, and that nothing of it stays behind."""
+"""A reducer refuses contributions, says what and where, and keeps nothing of them."""
 
 import struct
 from collections.abc import Callable, Iterator

@@ -273,7 +273,7 @@ def test_a_first_time_joiner_has_none():
 
 
 def test_which_votes_are_enough():
-    """Of six with this peer: held by so many, with so many that stay, and so many undecided."""
+    """A case of six, with this peer: holders, peers that stay, and undecided ones."""
     among = Electorate(tuple(donor(name, ((5, 2, 7),)) for name in "bcdef"), True, known=True)
     for holders, keepers, undecided, majority, enough, lost in (
         ("bcde", 2, 0, True, True, False),

@@ -45,7 +45,7 @@ class Mallory:
         return next(each for each in (await self.says()).members if _peer(each) == name)
 
     def signs(self, member: Member) -> pb.Member:
-        """With his own key, whoever it is of."""
+        """Signs with his own key, whoever it is of."""
         return signed_member_to_message(self.words.signed(member))
 
 
@@ -224,7 +224,7 @@ async def test_words_for_another_run_and_certificates_of_another_authority_count
 
 
 def test_who_is_heard_of_before_its_certificate_is_a_member_once_it_comes(tmp_path):
-    """Of a hundred peers a reply has no room for all certificates: the rest is asked for."""
+    """A reply about a hundred peers lacks room for all certificates: the rest is asked for."""
     authority = Authority.make(tmp_path)
     clock = [0.0]
     reader = SignedWords(authority.new_identity(Role.PEER, "a"), 1, lambda: clock[0])

@@ -19,7 +19,7 @@ from tests.protocol.stage_swarm import HELD_BYTES, StagedProblem, StageSwarm, pr
 
 @dataclass(frozen=True)
 class Whole:
-    """What one process computes: the gradients of the first iteration, and all parameters."""
+    """The run in one process: the gradients of the first iteration, and all parameters."""
 
     first: Mapping[str, Tensor]
     last: Mapping[str, Tensor]
@@ -58,7 +58,7 @@ NO_TROUBLE = ("repeated", "rerouted", "skipped", "dropped", "lost", "discarded")
 
 
 def first_gradients(swarm: StageSwarm) -> dict[str, Tensor]:
-    """Of the whole model, in the first iteration, as one replica of each stage found them."""
+    """The model's gradients in the first iteration, as one replica of each stage found them."""
     found: dict[str, Tensor] = {}
     for stage in range(swarm.problem.count):
         found.update(swarm.of_stage(stage)[0].replica.iterations[0].gradient)
@@ -172,7 +172,7 @@ async def test_a_stages_gradient_is_the_mean_over_its_own_visits():
 
 
 def skipped_gradients(problem: StagedProblem, routes: dict[int, list[int]]) -> dict[str, Tensor]:
-    """Of each stage, by plain autograd through the stages of each route."""
+    """The gradients of each stage, by plain autograd through the stages of each route."""
     modules = [part_of(problem.task, problem.config, stage).module for stage in range(4)]
     stream = problem.task.batches("train", problem.cursor("0a"))
     sums: defaultdict[str, Tensor | float] = defaultdict(float)

@@ -18,7 +18,7 @@ DETECTION_S = MembershipConfig().detection_s(6)
 
 
 class Answered:
-    """Whether a message is the first of an answer to a call of that iteration."""
+    """Says whether a message is the first of an answer to a call of that iteration."""
 
     def __init__(self, asking: str, asked: str, iteration: int) -> None:
         self._ends, self._iteration = (asking, asked), iteration
@@ -94,7 +94,7 @@ async def test_all_replicas_of_a_stage_die_and_it_is_skipped():
 
 
 async def test_where_stages_are_missing_less_is_skipped():
-    """Of four stages with two gone, routes of one stage would be of stage 0 alone."""
+    """The routes of one stage would be of stage 0 alone, as two of four stages are gone."""
     problem = three_stages(6, count=4, layers=4, routing="random", skip=0.5)
     async with StageSwarm(problem, 1, at=3) as swarm:
         swarm.kill("1a")

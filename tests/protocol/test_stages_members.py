@@ -187,13 +187,13 @@ PROBLEM = three_stages(10_000, forward_s=FORWARD_S)
 
 
 def told(swarm: StageSwarm, name: str) -> dict[str, Profile]:
-    """What a peer has heard of the others' measurements, and its own."""
+    """The measurements of others that a peer has heard of, and its own."""
     members = swarm[name].node.gossip.members
     return {member.peer: Profile.unpack(member.profile) for member in members if member.live}
 
 
 def all_links_are_told(swarm: StageSwarm) -> bool:
-    """Whether everyone has heard latency and rate of every link, those inside a stage too."""
+    """Says if everyone has heard latency and rate of every link, inside a stage too."""
     names = {peer.name for peer in swarm.alive}
     return all(
         names - {name} <= profile.rate_bytes_per_s.keys() & profile.latency_s.keys()

@@ -149,8 +149,8 @@ def test_who_is_drawn_with_one_that_has_ended_the_run_is_alone_in_that_round():
 
 @pytest.mark.parametrize(("slow", "step_s"), [(0, 0.2), (1, 0.4), (0, 0.6)])
 async def test_the_slow_end_where_the_reference_does(slow, step_s):
-    """That the others have ended the run is heard of as the last rounds of the slow begin, a little
-    before, or a little after."""
+    """The news that the others have ended the run comes as the last rounds of the slow begin, a
+    little before, or a little after."""
     problem = with_the_same_pairs_in_the_end(2)[-1]
     await assert_reference(problem, dict.fromkeys(pairs(problem, LAST)[slow], step_s))
 

@@ -277,7 +277,7 @@ async def test_nobody_waits_for_a_member_that_answers_nobody(tmp_path, address):
 
 
 async def test_a_member_said_to_be_at_anothers_address_is_not_alive():
-    """What answers there is another peer, so nobody is alive under the ghost's name."""
+    """The peer at that address is another, so nobody is alive under the ghost's name."""
 
     def sees(peer: Peer) -> object:
         return next((m["health"] for m in peer.members if m["peer"] == "ghost"), None)

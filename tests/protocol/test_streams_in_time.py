@@ -133,7 +133,7 @@ def begun(
 
 
 async def answer_of(swarm: StageSwarm, stream: Scripted) -> str:
-    """What the call ends with: why it is refused."""
+    """The end of the call: why it is refused."""
     await swarm["1a"].node.server.on_stream("Data/StageCall", stream, MALLORY)
     return pb.StageCallDown.FromString(stream.sent[-1]).failed.reason
 

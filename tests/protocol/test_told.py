@@ -1,5 +1,5 @@
-"""What peers tell of themselves, in their status and by gossip; who is gone is noticed, and
-nobody else is declared dead."""
+"""The peers tell of themselves, in their status and by gossip; who is gone is noticed, and nobody
+else is declared dead."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -104,7 +104,7 @@ class Waiting(Swarm):
         return {each.peer: each.health for each in members if each.peer != observer}
 
     def all_see(self, *peers: str, as_: Health) -> bool:
-        """Whether all that live hold each other one of these for dead, alive or gone."""
+        """Says if all that live hold each other one of these for dead, alive or gone."""
         return all(
             health is as_
             for observer in self.alive
@@ -144,7 +144,7 @@ def of(swarm: Swarm) -> list[str]:
 async def test_crashes_are_noticed_by_all_in_the_documented_time(
     peers, killed, probed, monkeypatch
 ):
-    """Of half a swarm at once, and of a swarm too large for everybody to probe all."""
+    """A half of a swarm dies at once, or the swarm is too large for all to probe all."""
     monkeypatch.setattr(swim, "_PROBE_ALL_OF", probed)
     monkeypatch.setattr(swim, "_PROBE_OF_MORE", 2)
     async with waiting(peers, loss=0.01) as swarm:

@@ -71,7 +71,7 @@ class TrainSide(Mailbox):
             self._timer = self._loop.call_at(self._wake_at, self._turn, context=self._context)
 
     def left(self) -> list[ToIO]:
-        """What was posted since the thread has ended."""
+        """The messages that were posted since the thread has ended."""
         posted, self._reporter[:] = list(self._reporter), []
         return posted
 

@@ -79,7 +79,7 @@ class Target:
         return status_through(self.stranger)
 
     def seen(self, peer: str) -> Event | None:
-        """What the attacked worker's status says of a member."""
+        """A member, as the attacked worker's status shows it."""
         return next((each for each in self.status["members"] if each["peer"] == peer), None)
 
     def named(self, wanted: str) -> str:
@@ -219,7 +219,7 @@ def attacked(target: Target, attack: Attack, times: Iterable[object]) -> str:
 
 
 def refusal_of(error: grpc.RpcError) -> str:
-    """What a call was refused with."""
+    """The refusal of a call."""
     code, said = error.code(), error.details()  # type: ignore[attr-defined]  # not in its stubs
     return AT_THE_HANDSHAKE if code is grpc.StatusCode.UNAVAILABLE else f"refused: {said}"
 
@@ -231,7 +231,7 @@ def status_through(caller: Stranger) -> Event:
 
 
 def plain(member: pb.Member) -> pb.Member:
-    """What a member says that has travelled."""
+    """The words of a member that has travelled."""
     return pb.Member.FromString(member.signed) if member.signed else member
 
 

@@ -1,4 +1,4 @@
-"""What somebody may try on live workers by calls and connections: each attack says what came of it.
+"""The calls and connections that may attack live workers: each attack says what came of it.
 
 Every attack of this file and of `attacks_on_rounds` stands in `ATTACKS`; the lab
 measures them, and `tests/integration/test_hostile.py` tries each once.
@@ -86,7 +86,7 @@ def large_profile(target: Target) -> str:
 
 
 def long_name(target: Target) -> str:
-    """Of the sender of a contribution, and of a member that is to be probed."""
+    """Names the sender of a contribution, and a member that is to be probed."""
     name = "\x1b[2J" * 750_000
     header = pb.ContributionHeader(run=target.manifest.run, sender=name, fragment=99)
     try:
@@ -111,7 +111,7 @@ def probe_elsewhere(target: Target) -> str:
 
 
 def refused(target: Target, method: str, request: pb.JoinRequest | pb.ProbeRequest | bytes) -> str:
-    """What the worker says to a call that it must not answer. Raises grpc.RpcError: it does not
+    """The answer of a worker to a call that it must not answer. Raises grpc.RpcError: it does not
     even hear it."""
     try:
         target.stranger.call(method, request, pb.StatusReply)
@@ -148,7 +148,7 @@ def probes_of_ports(target: Target) -> Iterator[Callable[[], str]]:
 
 
 def forged_end(target: Target, health: pb.Health.ValueType) -> str:
-    """Of the second worker, whose own words it passes on with that."""
+    """Accuses the second worker: its own words are passed on with this health."""
     victim = target.swarm.names[1]
     other = target.card(victim)
     other.health = health
@@ -188,7 +188,7 @@ def ghosts(target: Target) -> Iterator[Callable[[], str]]:
 
 
 def false_revocations(target: Target) -> str:
-    """Of the second worker, as many as go into a message; where members have certificates."""
+    """Revokes the second worker, as often as a message holds; where members have certificates."""
     one = pb.Revocation(subject=f"peer/{target.swarm.names[1]}", signature=bytes(64))
     said = target.message("x")
     said.revocations.extend([one] * 600)
@@ -339,7 +339,7 @@ def idle_connections(target: Target) -> Iterator[Callable[[], str]]:
 
 
 def closed(connection: socket.socket) -> bool:
-    """Whether the other side has ended it."""
+    """Tells whether the other side has ended the connection."""
     try:
         return connection.recv(1 << 16) == b""
     except BlockingIOError:

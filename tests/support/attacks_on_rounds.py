@@ -1,4 +1,4 @@
-"""What somebody may try to get into a model, a joiner or a coordinator."""
+"""The attacks on a model, a joiner or a coordinator."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -200,7 +200,7 @@ def contributions(
 
 
 def _answer(replies: Iterator[bytes]) -> pb.ExchangeDown:
-    """What is said in the end: where to go, why not, or whose mean it is."""
+    """The last word of the replies: where to go, why not, or whose mean it is."""
     for raw in replies:
         reply = pb.ExchangeDown.FromString(raw)
         if not reply.HasField("resume"):

@@ -1,4 +1,4 @@
-"""What somebody may try on a worker that serves a stage: microbatches, and the end of others'."""
+"""The attacks on a worker that serves a stage: microbatches, and the end of others'."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ _AHEAD = 4  # iterations: the stage is there soon
 
 
 def header(target: Target, origin: str, shape: tuple[int, int, int]) -> pb.StageCallUp:
-    """Of a microbatch of an iteration to come, for the stage of the attacked worker."""
+    """The header of a microbatch of an iteration to come, for the attacked worker's stage."""
     codec = codec_by_name(target.config.stages.activations)
     return pb.StageCallUp(
         header=pb.StageCallHeader(

@@ -9,7 +9,7 @@ Event = Mapping[str, Any]
 
 
 class AnchorPrefetch:
-    """What `specification.ReferenceRun` takes, by the `early_start` events of each peer."""
+    """A stand-in for `specification.ReferenceRun`, by the `early_start` events of each peer."""
 
     def __init__(self, events: Mapping[str, Iterable[Event]]) -> None:
         self._steps = {

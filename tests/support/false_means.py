@@ -24,9 +24,9 @@ from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.transport import Stream
 
 Lie = Callable[[Tensor, Tensor], Tensor]
-"""What to answer in place of a mean; the second argument is that of the shard's first round."""
+"""The answer in place of a mean; the second argument is that of the shard's first round."""
 Leaving = Callable[[list[Tensor], Tensor], list[Tensor]]
-"""What to say that was left over before it and is now; given the truth, and what the lie leaves."""
+"""The claim of what was left over before and is now; given the truth, and what the lie leaves."""
 
 LIES: dict[str, Lie] = {
     "1e4": lambda mean, _: torch.full_like(mean, 1e4),

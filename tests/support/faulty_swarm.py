@@ -203,8 +203,8 @@ class FaultySwarm(SimulatedSwarm):
                 super()._plan(fault)
 
     def _plan_cut_news(self, cut: Cut) -> None:
-        """Of two peers, the others find out that they are apart; where there are no others, each
-        takes the other for dead."""
+        """Lets the others find out that two peers are apart; where there are no others, each takes
+        the other for dead."""
         one, other, clock = cut.one, cut.other, self.clock
         if self.scenario.peers == 2:
             for after_s, health in self._noticed(cut.to_s - cut.from_s):

@@ -113,7 +113,7 @@ def run(command: Sequence[str], **given: Any) -> subprocess.CompletedProcess[str
 
 
 def _request(command: list[str]) -> dict[str, Any] | None:
-    """What the server is to fork; None for a command that is to be spawned."""
+    """The request to fork a command; None for one that is to be spawned."""
     if command[:3] == [sys.executable, *_OF_XDIST]:
         return {"argv": command[2:], "namespace": None}
     if command[:3] == [sys.executable, *_LEASH]:

@@ -1,4 +1,4 @@
-"""What peers parse, spoiled: garbage, valid messages with bytes or fields changed, zip bombs.
+"""Spoils what peers parse: garbage, valid messages with bytes or fields changed, zip bombs.
 
 Live nodes on the virtual clock get it, as requests and streams of a stranger and as answers to
 their own. Nothing may come of it but refusals: `defects` are exceptions of any other kind.
@@ -137,7 +137,7 @@ def _value(rng: random.Random, one: Any) -> object:
 
 @dataclass
 class Fuzz:
-    """Of a swarm that trains. It listens from the beginning on; then it spoils."""
+    """Spoils messages of a swarm that trains. It listens from the beginning on."""
 
     swarm: Swarm
     rng: random.Random

@@ -62,7 +62,7 @@ _folders: list["TemporaryDirectory[str]"] = []  # as long as this process lives
 
 
 def _without_warnings(read: Callable[..., object], *given: bytes) -> None:
-    """Of the library, about what it reads although it should not."""
+    """Silences the library's warnings about what it reads although it should not."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CryptographyDeprecationWarning)
         read(*given)
@@ -90,7 +90,7 @@ def _introductions() -> list[bytes]:
 
 
 def _signed(authority: Authority, mine: Identity) -> dict[str, Reader]:
-    """What members have signed, and the authority."""
+    """The readers of what members have signed, and the authority."""
     words = SignedWords(mine, 1, time.monotonic)
     verifier = Verifier(authority.certificate)
     expulsions = Expulsions(

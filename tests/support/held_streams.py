@@ -39,7 +39,7 @@ def beside(work: Callable[[threading.Event], Coroutine[Any, Any, None]]) -> Iter
 
 @dataclass
 class Held:
-    """What became of the streams."""
+    """The streams that stayed open, and how others were refused."""
 
     open: int = 0
     refusals: list[str] = field(default_factory=list)

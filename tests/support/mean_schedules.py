@@ -60,7 +60,7 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a reducer gives for a shard of a group's round."""
+    """The mean that a reducer gives for a shard of a group's round."""
 
     key: ShardKey
     group: int
@@ -88,7 +88,7 @@ Lineage = dict[int, dict[int, Reduction]]
 """The reductions that are in a state, by round and shard."""
 
 StateKey = tuple[int, History]
-"""Of a state. Its hash alone is not enough: two reductions of a shard can have the same bits."""
+"""A key of a state. Its hash is not enough: two reductions of a shard can have the same bits."""
 
 FIRST: StateKey = (0, ())
 
@@ -99,7 +99,7 @@ def key_of(state: FragmentState) -> StateKey:
 
 @dataclass
 class Record:
-    """What happened; `answers` by the reducer that gave them, `values` by peer and begin."""
+    """The events: `answers` by the reducer that gave them, `values` by peer and begin."""
 
     answers: dict[tuple[str, ShardKey, int], set[Answer]] = field(
         default_factory=lambda: defaultdict(set)
@@ -184,7 +184,7 @@ class WatchedMeanPeer(LatePeer, MeanPeer):
 
     @property
     def unsent(self) -> Tensor:
-        """What the replica has learned, and its anchor lacks."""
+        """The part that the replica has learned and its anchor lacks."""
         return self.optimizer.state.anchor - self.local
 
     def compute(self) -> None:
@@ -262,7 +262,7 @@ class Run:
 
     @property
     def disagrees(self) -> bool:
-        """Whether two reductions of one shard were applied."""
+        """Tells whether two reductions of one shard were applied."""
         return any(len(found) > 1 for found in self.applied().values())
 
     def applied(self) -> dict[tuple[ShardKey, int], set[Reduction]]:
@@ -355,7 +355,7 @@ def random_run(
 
 
 def violations(run: Run) -> Iterator[str]:
-    """What must not have happened; each begins with its kind."""
+    """Finds what must not have happened; each begins with its kind."""
     if run.unfinished:
         yield f"never ends: {run.unfinished} peers"
     for problem in run.problems:
@@ -449,7 +449,7 @@ def _of_peers(run: Run) -> Iterator[str]:
 
 
 def accounts(run: Run) -> Counter[str]:
-    """Of every element that each living peer has learned: how often it stands in the model.
+    """Counts how often each element that a living peer has learned stands in the model.
 
     An element of a pseudo-gradient is in the anchor, by a reduction, or kept in the local
     parameters. `once` is as it should be. `again`: a reduction has it, of which the peer got no
@@ -494,7 +494,7 @@ def _of_values(got: dict[int, Reduction], shards: int) -> dict[int, Reduction]:
 
 
 def _part(run: Run, peer: str, reduction: Reduction | None, k: int) -> float | None:
-    """What a reduction has of a peer's element; None if it is not among the contributors."""
+    """The part of a peer's element in a reduction; None if it is not among the contributors."""
     if reduction is None or peer not in reduction.contributors:
         return None
     inputs = run.inputs(reduction)

@@ -14,7 +14,7 @@ COORDINATOR = "coordinator"  # among the processes of a swarm
 
 @dataclass(frozen=True)
 class Certificates:
-    """Of those that a swarm has to do with. Args:
+    """The certificates that a swarm has to do with. Args:
     members: of the run, and mean harm.
     joiner: of the run, and honest.
     outsider: of an authority of its own, with the run's to check others by.

@@ -52,7 +52,7 @@ class Passing:
 
     @property
     def body(self) -> str | None:
-        """What an Exchange message holds: header, frame, resume, redirect or refusal."""
+        """The field of an Exchange message: header, frame, resume, redirect or refusal."""
         return self.exchanged.WhichOneof("body") if self.method == "Data/Exchange" else None
 
 
@@ -97,11 +97,11 @@ class MemoryNetwork:
         self._closed.pop(address, None)
 
     def loses(self, source: str, target: str) -> bool:
-        """Whether what is sent there is lost without a word."""
+        """Tells whether what is sent there is lost without a word."""
         return source != target and self._closed.get(target, False)
 
     def drops(self) -> bool:
-        """Whether the next request or answer is lost."""
+        """Tells whether the next request or answer is lost."""
         return self.loss > 0 and self.rng.random() < self.loss
 
     def way(self, source: str, target: str) -> list[str]:

@@ -135,7 +135,7 @@ class Namespaces:
 
 
 def ran(*command: str, given: str = "") -> str:
-    """What a command prints. Raises NoNamespaces: it fails."""
+    """Runs a command; returns what it prints. Raises NoNamespaces: it fails."""
     ended = subprocess.run(command, input=given, capture_output=True, text=True)
     if ended.returncode:
         raise NoNamespaces(f"{' '.join(command)}: {ended.stderr.strip()}")

@@ -156,6 +156,6 @@ def ends_of(swarm: murmuration.Swarm, model: nn.Module) -> dict[str, object]:
 def peer(
     peer: Peer, task: dict[str, Any], settings: dict[str, Any], trainer: str = "", **arguments: Any
 ) -> dict[str, object]:
-    """What such a peer ends with. Args: task: the TOML's sections of the run's daemon."""
+    """Runs such a peer to its end. Args: task: the TOML's sections of the run's daemon."""
     given = {**peer.arguments, **arguments, "settings": {**PATIENT, **settings}}
     return train(parse_config(task, "the test"), given, trainer)

@@ -212,7 +212,7 @@ def twice(world: PairWorld) -> Iterator[str]:
 
 
 def mixed(world: PairWorld) -> Iterator[str]:
-    """What is applied are both parts of all of the group, of this very round and group."""
+    """Finds what is applied but is not both parts of all of the group, of this very round."""
     given: dict[tuple[str, int, tuple[str, ...]], set[tuple[int, int]]] = defaultdict(set)
     for part in world.attendances:
         own = {each: own.payload.hash for each, own in part.held.own.items()}
@@ -285,8 +285,8 @@ def undisturbed(world: PairWorld) -> Iterator[tuple[tuple[str, ...], list[Attend
 
 
 def is_cut_off(world: PairWorld, peer: int, start_s: float, end_s: float) -> bool:
-    """Whether most of the others that train may not reach it in this time: then no round waits for
-    it (docs/adr/0014). A peer that stands still or has ended the run may have no say in that."""
+    """Says if most others that train may not reach it in this time: then no round waits for it
+    (docs/adr/0014). A peer that stands still or has ended the run may have no say in that."""
     crashed = {f.peer for f in world.faults if isinstance(f, Crash) and f.at_s <= end_s}
     others = {number for number in range(len(world.peers)) if number != peer} - crashed
     cut = {
@@ -303,22 +303,22 @@ def is_cut_off(world: PairWorld, peer: int, start_s: float, end_s: float) -> boo
 
 
 def has_ended(world: PairWorld, peer: int, at_s: float) -> bool:
-    """Whether the peer's last round is over at this time."""
+    """Tells whether the peer's last round is over at this time."""
     last = world.swarm.scenario.rounds - 1
     ends = (part.ended_at for part in world.peers[peer].attended if part.round == last)
     return any(end is not None and end <= at_s for end in ends)
 
 
 def exchange_s(world: PairWorld, group: tuple[str, ...]) -> float:
-    """Of a round that nothing disturbs, once the last has come: anchors and contributions to all
-    of the group, while links may be busy with the next round's anchors."""
+    """The time of a round that nothing disturbs, once the last has come. Anchors and contributions
+    go to all, while links may be busy with the next round's anchors."""
     scenario = world.swarm.scenario
     payload_s = 4 * scenario.params * 8 / (scenario.link.rate_mbps * 1e6)
     return 4 * payload_s * (len(group) - 1) + 8 * (scenario.link.delay_s + scenario.link.jitter_s)
 
 
 def touches(fault: Fault, group: set[int], start_s: float, end_s: float) -> bool:
-    """Whether a fault may disturb a group that meets in this time."""
+    """Tells whether a fault may disturb a group that meets in this time."""
     match fault:
         case Crash(peer, at_s):
             peers, from_s, to_s = {peer}, at_s, float("inf")

@@ -39,7 +39,7 @@ _PROGRAM = ("tests.support.peers",)
 
 @dataclass(frozen=True)
 class Peer:
-    """What a function of a case is given: which of the peers it is, and where they meet."""
+    """The peer that a function of a case is given: which one it is, and where they meet."""
 
     index: int
     count: int
@@ -57,8 +57,8 @@ class Peer:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Of `Swarm`: the first listens and waits for all, the others join. A test of deaths has
-        `settings` of its own."""
+        """The arguments of `Swarm`: the first listens and waits for all, the others join. A test of
+        deaths has `settings` of its own."""
         common = {"name": self.name, "out": self.out, "settings": PATIENT}
         if self.index:
             return {**common, "join": self.address}
@@ -181,7 +181,7 @@ def run(folder: Path, *functions: Callable[[Peer], Any]) -> list[Outcome]:
 
 
 def values(folder: Path, *functions: Callable[[Peer], Any]) -> list[Any]:
-    """What the functions return, of which none may raise."""
+    """Returns what the functions return, of which none may raise."""
     outcomes = run(folder, *functions)
     assert [each.error for each in outcomes] == [""] * len(outcomes), outcomes
     return [each.value for each in outcomes]

@@ -36,7 +36,7 @@ def _kind(path: Path) -> tuple[str, str]:
 
 
 def parts(page: str) -> tuple[str, str, str]:
-    """What is before the table, the table, what is after it."""
+    """Parts a page: before the table, the table, after it."""
     before, _, rest = page.partition(_BEGIN)
     held, _, after = rest.partition(_END)
     return before + _BEGIN, held, _END + after

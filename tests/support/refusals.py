@@ -1,4 +1,4 @@
-"""What a user is told in one line."""
+"""The refusals that a user is told in one line."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -75,7 +75,7 @@ def check_rates(found: dict[str, Any]) -> None:
 
 
 def rates_beside(folder: Path, first: Callable[[Peer], None], second: Callable[[Peer], Any]) -> Any:
-    """What the second has seen, which joins the first half-way."""
+    """Returns what the second has seen, which joins the first half-way."""
     with peers(folder, first, second) as found:
         found.start(0).wait_for(lambda event: event["event"] == "half", "half of the run")
         found.start(1)

@@ -71,14 +71,14 @@ class Outer:
 
 @dataclass
 class Means:
-    """Of a group: the contributions', and the anchors' where those are exchanged too."""
+    """The means of a group: of contributions, and of anchors where they are exchanged too."""
 
     g: Tensor
     anchor: Tensor | None = None
 
 
 AnchorPrefetch = Callable[[str, int, int, int], int | None]
-"""Of (peer, fragment, round, the step after which the round before was applied): the step after
+"""Takes (peer, fragment, round, step after which the round before was applied): the step after
 which the peer goes on from the mean anchor of that round's group; None for never."""
 
 
@@ -253,7 +253,7 @@ class ReferenceRun:
         return (*drawn, *((peer,) for peer in sorted(alone)))
 
     def mean_anchor(self, index: int, group: Sequence[str], me: str) -> Tensor:
-        """Of the group's anchors as all of them decode them, with what the encoding of its own one
+        """The mean of the group's anchors as all decode them, with what the encoding of its own one
         leaves out: x_i + mean(Q(x)) - Q(x_i).
 
         Ref: arXiv:1902.00340 (CHOCO-Gossip): the mean of all stays what it was.
@@ -305,7 +305,7 @@ class ReferenceRun:
         return decoded
 
     def keep_uncounted(self, index: int, own: Mapping[str, Tensor], factors: list[float]) -> None:
-        """What the norm limit leaves out of a mean stays with the replicas that keep the rest."""
+        """Keeps what the norm limit leaves out of a mean, at replicas that keep the rest."""
         values = self.fragments[index].elements - self.fragments[index].exact
         for (peer, g), factor in zip(own.items(), factors, strict=True):
             if self.plan.keeps and factor < 1:

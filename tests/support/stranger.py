@@ -50,7 +50,7 @@ class Stranger:
         return reply.FromString(answer)
 
     def stream(self, method: str, messages: Iterable[Message | bytes]) -> Iterator[bytes]:
-        """What the worker sends, until it ends the stream. Raises grpc.RpcError."""
+        """Yields what the worker sends until the stream ends. Raises grpc.RpcError."""
         found: Iterator[bytes] = self._channel.stream_stream(_PACKAGE + method)(
             map(_raw, messages), timeout=PATIENCE_S
         )
@@ -155,7 +155,7 @@ def break_off(address: str, draws: random.Random) -> None:
 
 
 def client_hello() -> bytes:
-    """What a client of TLS sends first."""
+    """The first message of a TLS client."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])

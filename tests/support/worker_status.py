@@ -1,4 +1,4 @@
-"""What a worker answers `murmur status` and says at its end, made up."""
+"""The words of a worker to `murmur status` and at its end, made up."""
 
 from typing import Any
 

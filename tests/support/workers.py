@@ -36,14 +36,14 @@ SMALL = (
 
 @dataclass(frozen=True)
 class Hashes:
-    """Of the anchors and of the momenta that a worker ends with."""
+    """The hashes of anchors and momenta that a worker ends with."""
 
     anchor: str
     momentum: str
 
     @classmethod
     def of(cls, result: Event) -> "Hashes":
-        """Of a worker's result, or its line in a swarm's report."""
+        """The hashes in a worker's result, or its line in a swarm's report."""
         return cls(result["anchor_hash"], result["momentum_hash"])
 
 
@@ -220,7 +220,7 @@ class Swarm:
             looked(lambda at=address: self._not_training(at), lambda late: not late)
 
     def _not_training(self, address: str) -> Event:
-        """What the worker there knows of those that do not train, as far as it knows."""
+        """The worker's knowledge of peers that do not train, as far as it goes."""
         members = {member["peer"]: member for member in ask(address)["members"]}
         seen = {
             name: (members[name]["health"], members[name]["phase"]) if name in members else None
@@ -229,7 +229,7 @@ class Swarm:
         return {name: at for name, at in seen.items() if at != ("alive", "training")}
 
     def status(self, name: str) -> Event:
-        """What `murmur status --json` says of one worker."""
+        """The answer to `murmur status --json` about one worker."""
         document: Event = json.loads(printed("status", self.addresses[name], "--json"))
         return document
 
@@ -239,7 +239,7 @@ class Swarm:
 
 
 def printed(*arguments: str, program: str = MURMUR[0]) -> str:
-    """What a command prints that ends by itself."""
+    """The output of a command that ends by itself."""
     done = run([sys.executable, "-m", program, *arguments], timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -275,7 +275,7 @@ T = TypeVar("T")
 
 
 def looked(look: Callable[[], T], fits: Callable[[T], object]) -> T:
-    """What there is to be seen once it fits. Looks pause: what is looked at needs the cores too."""
+    """Looks until what is seen fits. Looks pause: what is looked at needs the cores too."""
     deadline = time.monotonic() + PATIENCE_S
     while not fits(seen := look()):
         assert time.monotonic() < deadline, seen

@@ -107,7 +107,7 @@ PRESETS = {
 
 
 def left(folder: Path, index: int) -> dict[str, Any]:
-    """What a peer says as it leaves."""
+    """The last words of a peer as it leaves."""
     lines = (folder / f"p{index}" / "events.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines]
     return next(event for event in events if event["event"] == "left")

@@ -37,7 +37,7 @@ def test_a_split_that_differs_is_told(tmp_path):
 
 
 def draws(peer: Peer, seed: int | None = None, scale: float = 1.0, **swarm: Any) -> object:
-    """With samples that follow from a seed, which a script may set itself; else of each peer."""
+    """Trains with samples of a seed, which a script may set itself; else of each peer."""
     torch.manual_seed(1)
     model = torch.nn.Linear(64, 16)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

@@ -167,7 +167,7 @@ def test_buffers_that_cannot_travel_are_named_once(tmp_path):
 
 
 def parameters_of(dtype: torch.dtype) -> str:
-    """What `Swarm` says of a model whose parameters are of this type."""
+    """The line of `Swarm` about a model whose parameters are of this type."""
     model = nn.Module()
     model.weight = nn.Parameter(torch.zeros(2).to(dtype))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

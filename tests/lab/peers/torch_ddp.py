@@ -39,7 +39,7 @@ class Waiting:
         self._full_at = 0.0
 
     def hook(self, state: None, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
-        """What DDP does without a hook, with the time."""
+        """Does what DDP does without a hook, and takes the time."""
         self._full_at = time.monotonic()
         return allreduce_hook(state, bucket)
 

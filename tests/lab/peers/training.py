@@ -1,4 +1,4 @@
-"""What the baselines train, and how it is measured: one worker process's part.
+"""Trains and measures what the baselines train: one worker process's part.
 
 The model, the samples, the inner optimizer, the outer settings and the held-out loss are those of
 `murmur swarm --preset diloco`, by the same code. Only the exchange differs, and is given as a
@@ -31,7 +31,7 @@ PLAN = PRESETS["diloco"]
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """What the launcher tells a worker."""
+    """The options that the launcher gives a worker."""
 
     rank: int
     workers: int

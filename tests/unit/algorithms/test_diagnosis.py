@@ -100,7 +100,7 @@ def test_a_slow_disk_is_named_though_it_costs_no_round(peers, times, noise):
 
 
 def test_figures_of_a_verdict():
-    """Of two peers only the slower direction can be named."""
+    """A verdict on two peers can name only the slower direction."""
     # 2 * 10 Mbit at 1 Mbit/s instead of 6.67: 17 s of a round of 22 s.
     uplink = FaultPlace("uplink", "w2")
     for peers, up, in_turn, place, figures in (

@@ -39,7 +39,7 @@ def test_results_are_fresh_and_inputs_untouched(operation, operands):
 
 
 def contributions(count: int, elements: int, seed: int) -> list[Tensor]:
-    """Of very different sizes, so that the order of the sum shows in the last bits."""
+    """The contributions, of very different sizes: the order of the sum shows in the last bits."""
     generator = torch.Generator().manual_seed(seed)
     return [
         torch.randn(elements, generator=generator) * 10.0 ** (index % 7 - 3)

@@ -1,4 +1,4 @@
-"""What a peer has learned is never dropped and never counted twice, whatever becomes of its rounds.
+"""The contributions of a peer are neither dropped nor counted twice, whatever its rounds become.
 
 A peer trains, contributes, fails, tries again, is missed, and takes over others' states, in any
 order. For each element, and at every moment:
@@ -181,7 +181,7 @@ class Peer:
         return mine
 
     def history(self, round_: int) -> History:
-        """That a state which has the closed shards comes with; this peer is `a`."""
+        """The history of a state which has the closed shards; this peer is `a`."""
         peers = [("a",) if self.closed[shard][1] else ("b",) for shard in range(3)]
         parts = [(*shard, each) for shard, each in zip(SHARDS, peers, strict=True)]
         return recorded((), round_, parts)

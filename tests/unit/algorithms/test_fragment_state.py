@@ -87,7 +87,7 @@ def take_over(
 
 
 def lacks(outer: FragmentOptimizer, local: Tensor) -> list[float]:
-    """What the anchor still lacks of this peer's own: anchor - local."""
+    """The values of this peer that the anchor still lacks: anchor - local."""
     found: list[float] = (outer.state.anchor - local).tolist()
     return found
 

@@ -8,5 +8,5 @@ from rich.console import Console
 
 @pytest.fixture
 def console() -> Console:
-    """What is printed stands in its file."""
+    """A console that prints to its file."""
     return Console(file=io.StringIO(), width=120, highlight=False)

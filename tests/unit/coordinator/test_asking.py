@@ -88,7 +88,7 @@ def page_of(swarm: AskedSwarm, folder: Path) -> Iterator[str]:
 
 
 def read(url: str, wanted: Callable[[Document], bool]) -> Document:
-    """What the page is told, once it is as wanted."""
+    """Returns what the page is told, once it is as wanted."""
     deadline = time.monotonic() + 60
     while True:
         with urlopen(f"{url}api/swarm") as told:

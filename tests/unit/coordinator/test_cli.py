@@ -1,4 +1,4 @@
-"""What the commands refuse, and that they start quickly."""
+"""The commands refuse bad words, and start quickly."""
 
 import subprocess
 import sys

@@ -39,7 +39,7 @@ def start(tmp_path: Path) -> Callable[..., "subprocess.Popen[str]"]:
 
 @pytest.fixture
 def typed(tmp_path: Path) -> Callable[[click.Command], dict[str, Any]]:
-    """What a command makes of the words that `murmur` was given."""
+    """The options that a command makes of the words that `murmur` was given."""
 
     def read(command: click.Command) -> dict[str, Any]:
         name, *words = (tmp_path / "typed").read_text().splitlines()

@@ -63,7 +63,7 @@ def test_a_document_cut_short_anywhere_is_refused():
 
 @contextmanager
 def at_most(size_bytes: int) -> Iterator[None]:
-    """What is done inside takes no more memory than that at any time."""
+    """Checks that what is done inside takes no more memory than that at any time."""
     tracemalloc.start()
     try:
         yield

@@ -173,7 +173,7 @@ def test_a_file_that_is_missing_or_no_toml_is_refused(tmp_path, toml):
 
 
 def test_trackers_are_this_machines_own():
-    """What a joiner would load for them it does not take from others."""
+    """A joiner does not take from others what it would load for them."""
     config = load_config(None, ['run.track=["wandb"]'])
     assert config.run.track == ("wandb",)
     sections = to_document(config)

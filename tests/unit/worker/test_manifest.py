@@ -116,7 +116,7 @@ def test_two_runs_differ_exactly_where_a_difference_is_named(ours, data):
 
 
 def test_what_is_no_manifest_is_refused_when_it_is_unpacked():
-    """What `unpack` lets through must have a run to compare."""
+    """A document that `unpack` lets through must have a run to compare."""
     for document in (None, 3, [], {}, {"protocol": "one"}, {"run": {}}):
         with pytest.raises(WireError, match=r"not a manifest$|not a map with text keys$"):
             Manifest.unpack(pack(document))

@@ -1,4 +1,4 @@
-"""What a program chooses as torch's default type or device changes no byte of an exchange."""
+"""A program's choice of torch's default type or device changes no byte of an exchange."""
 
 import ast
 import importlib

@@ -93,7 +93,7 @@ def test_routes_keep_the_constraints(case):
 
 
 def least_s(pipeline: Pipeline, rules: Rules, origins: list[int]) -> float:
-    """Of all choices of routes that keep coverage and limits, by trying each."""
+    """The least time of all routes that keep coverage and limits, by trying each."""
     slots, slot_origins = slots_of(origins, pipeline)
     quota = stage_quota(len(slot_origins), rules)
     limits = peer_limits(pipeline, quota)

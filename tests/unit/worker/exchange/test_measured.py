@@ -1,5 +1,5 @@
-"""Whether zstd pays, by a clock that the test holds; the time of what comes from one peer; and what
-travelled, in bits per value."""
+"""The gain of zstd by a clock of the test, the time of what comes from one peer, and the bits per
+value that travelled."""
 
 import time
 

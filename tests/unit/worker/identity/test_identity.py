@@ -40,7 +40,7 @@ def run(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 def other(tmp_path: Path) -> Authority:
-    """Of another run."""
+    """The authority of another run."""
     return Authority.make(tmp_path / "other")
 
 

@@ -59,7 +59,7 @@ class Tables:
             self._done(name, self.tables[name].tick(self.now))
 
     def _done(self, name: str, actions: Iterable[LeaseAction]) -> None:
-        """What is under way arrives everywhere before any answer does: all speak at once."""
+        """Lets all that is under way arrive before any answer does: all speak at once."""
         self._carry_out(name, actions)
         while self._under_way:
             sent, self._under_way = self._under_way, []

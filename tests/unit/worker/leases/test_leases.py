@@ -1,4 +1,4 @@
-"""Of several peers that ask for blocks each block is one's: tables, ledger, the train thread."""
+"""The peers that ask for blocks never share one: tables, ledger, the train thread."""
 
 import itertools
 import json

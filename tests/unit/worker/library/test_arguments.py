@@ -1,4 +1,4 @@
-"""What `Swarm` says of arguments that cannot be used: one line, in the words of the caller."""
+"""The words of `Swarm` on arguments that cannot be used: one line, in the caller's terms."""
 
 from collections.abc import Callable
 from functools import partial

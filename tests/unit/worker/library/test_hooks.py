@@ -1,5 +1,5 @@
-"""What cannot be trained is refused in one line; what wraps a model or an optimizer is looked
-through."""
+"""A program that cannot be trained is refused in one line; what wraps a model or an optimizer is
+looked through."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What a loop of one's own is told: through `logging`, else on stderr, and on stdout if asked."""
+"""The words for a loop of one's own: through `logging`, else on stderr; on stdout if asked."""
 
 import logging
 

@@ -47,7 +47,7 @@ class Loop:
 
     @property
     def is_finite(self) -> bool:
-        """Whether parameters and moments are, at the end."""
+        """Tells whether parameters and moments are finite, at the end."""
         moments = [each for s in self.optimizer.state.values() for each in s.values()]
         return all(each.isfinite().all() for each in [*self.model.parameters(), *moments])
 

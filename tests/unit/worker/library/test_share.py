@@ -1,4 +1,4 @@
-"""What loops are given of samples that peers share: whatever they come from, each once."""
+"""The samples that peers share reach loops once each, whatever they come from."""
 
 import itertools
 import json
@@ -225,7 +225,7 @@ def test_a_stream_with_a_state_goes_on_in_it_after_a_restart(kind, batch):
 
 
 def _site(tables: Tables, ranks: int) -> list[Shares]:
-    """Of one peer. What rank 0 is told, the other ranks are told in the same order."""
+    """The ranks of one peer. They are told what rank 0 is told, in the same order."""
     told: list[LeaseMessage] = []
 
     def receive(_stream: int) -> LeaseMessage:
@@ -274,7 +274,7 @@ def test_a_stream_in_batches_of_another_size_is_told_to_begin_again():
 
 
 def test_peers_that_go_on_in_a_stream_leave_none_of_it_out():
-    """What is left behind one that goes on is read in another pass."""
+    """The items behind a peer that goes on are read in another pass."""
     peers = Peers("a", "b")
     loops = {name: peers.share(name, Stateful(99), 4) for name in "ab"}
     drawn = [next(loops[name]) for _ in range(21) for name in "ba"]

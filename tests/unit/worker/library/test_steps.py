@@ -17,7 +17,7 @@ from tests.support.refusals import one_line
 
 
 class Told:
-    """What a listener is told, a letter each."""
+    """The messages to a listener, a letter each."""
 
     def __init__(self) -> None:
         self.words, self.steps = "", 0

@@ -1,4 +1,4 @@
-"""What a program writes into parameters beside its steps, or keeps of them: told, or right."""
+"""A program's writes into parameters beside its steps, and copies of them: told, or right."""
 
 import copy
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What one peer tells another, message by message: only news; and which addresses are of no use."""
+"""The messages of one peer to another carry only news; and some addresses are of no use."""
 
 from dataclasses import replace
 from itertools import permutations

@@ -12,7 +12,7 @@ from murmuration.worker.membership import Digest, Health, Member, MemberLimits, 
 
 @st.composite
 def members(draw: st.DrawFn) -> Member:
-    """Of one peer, which raises its heartbeat whenever it changes what it says about itself."""
+    """Draws one peer, which raises its heartbeat with each change in what it says of itself."""
     start_ms, heartbeat = draw(st.integers(1, 2)), draw(st.integers(0, 3))
     return Member(
         "w0", f"host:{start_ms}", start_ms, draw(st.integers(0, 3)), draw(st.sampled_from(Health)),

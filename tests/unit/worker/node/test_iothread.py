@@ -82,7 +82,7 @@ def test_a_thread_that_ends_says_why(io):
 
 
 def test_who_waits_for_a_thread_that_ends_is_told(io):
-    """Of a loop that ends before it has come to the question, or amid the work."""
+    """The loop ends before it has come to the question, or during the work."""
     goes_on = threading.Event()
     busy(io, goes_on)
     assert io._loop is not None

@@ -1,4 +1,4 @@
-"""What is asked before there is a peer: of whom, for how long, and what the user hears of it."""
+"""The questions before there is a peer: to whom, for how long, and what the user hears."""
 
 import asyncio
 import json

@@ -29,7 +29,7 @@ async def no_search(work: Callable[[], T], /) -> T:
 
 
 def context_of(me: str, members: Callable[[], Sequence[Member]], **given: Any) -> StageContext:
-    """Of the peer of that name; what is not given does nothing."""
+    """The context of the peer of that name; what is not given does nothing."""
     member = next((member for member in members() if member.peer == me), None)
     defaults: dict[str, Any] = {
         "run": 1,

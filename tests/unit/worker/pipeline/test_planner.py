@@ -65,7 +65,7 @@ def crossed(*, near: str, far: str) -> list[Member]:
 
 
 def on_plan(peer: Peer, iteration: int) -> bool:
-    """Whether the peer's routes are those that a search finds for what it knows."""
+    """Tells whether the peer's routes are those that a search finds for what it knows."""
     routes, snapshot = peer.planner.routes(iteration)[0], planner.snapshot_of(peer.members)
     assert snapshot is not None
     rules = planner.planned_rules(CONFIG, snapshot, iteration)

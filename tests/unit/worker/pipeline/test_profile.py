@@ -1,4 +1,4 @@
-"""What a peer measures of its links and its stage: rounded, seldom, and read with suspicion; and
+"""A peer's measurements of its links and its stage: rounded, seldom, and read with suspicion; and
 which link it measures when."""
 
 from dataclasses import replace

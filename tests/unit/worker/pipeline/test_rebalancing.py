@@ -13,7 +13,7 @@ STAGES = 3
 
 
 def member(peer: str, health: Health = Health.ALIVE, visit_s: float = 0.0) -> Member:
-    """Of the stage that the name begins with."""
+    """A member of the stage that the name begins with."""
     made = Member(peer, peer, 1, stage=int(peer[0]), health=health, phase=Phase.TRAINING)
     return telling(made, Profile(forward_s=visit_s / 2, backward_s=visit_s / 2))
 

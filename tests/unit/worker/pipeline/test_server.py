@@ -97,7 +97,7 @@ class Peer:
         snapshot: int = 0,
         whole: bool = True,
     ) -> str:
-        """With a whole microbatch, or only its header; how the answer ends."""
+        """Sends a whole microbatch, or only its header; returns how the answer ends."""
         context, payload = self.context, wire.Payload.of(VALUES)
         key = StageCallKey(iteration, origin, microbatch)
         call = StageCall(key, context.stage, (), (1, 1, 4), snapshot, sender)
@@ -118,7 +118,7 @@ class Peer:
 
     @property
     def gossiped(self) -> tuple[list[str], int]:
-        """With whom, and how many origins are said to plan with other measurements."""
+        """The suspects, and how many origins are said to plan with other measurements."""
         return self.suspected, self.context.counts.other_snapshots
 
     def over(self) -> IterationOver | None:
@@ -207,7 +207,7 @@ def test_an_answer_waits_for_the_end_of_the_iteration():
             peer.server.over(ITERATION)
 
         async def answered() -> tuple[bool, float]:
-            """Whether it says that the iteration is over, and after how long (s)."""
+            """Tells whether the iteration is said to be over, and after how long (s)."""
             began = loop.time()
             reply = pb.FinishedReply.FromString(await peer.server.finished(report()))
             return reply.over, loop.time() - began
@@ -227,7 +227,7 @@ def test_an_answer_waits_for_the_end_of_the_iteration():
 
 
 def called(taken_s: float = 0.1, held_s: float = 0.0) -> Stream:
-    """Of a peer that takes a microbatch after so long, or refuses it, and has it for so long."""
+    """A call to a peer that takes a microbatch after so long, or refuses it, and holds it."""
     payload, down = wire.Payload.of(VALUES), pb.StageCallDown
     gradient = down(gradient=pb.Gradient(total_bytes=16, hash=payload.hash))
     messages = [each.SerializeToString() for each in (down(received=pb.Received()), gradient)]

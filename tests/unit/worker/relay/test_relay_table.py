@@ -1,4 +1,4 @@
-"""What a relay takes on: places, dials, bytes and their rate."""
+"""The load that a relay takes on: places, dials, bytes and their rate."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a peer tells of its rounds: totals, the latest, those on their way, and figures of them."""
+"""A peer's words about its rounds: totals, the latest, those on their way, their figures."""
 
 import pytest
 from hypothesis import given, settings
@@ -47,7 +47,7 @@ def test_one_round_of_a_fragment_is_on_its_way_and_the_latest_are_kept():
 
 
 def test_medians_of_the_last_rounds():
-    """Of rounds of 4 s, for half a second of which a megabit of w1's came in."""
+    """The rounds take 4 s. In half a second of each a megabit of w1's came in."""
     clock = FakeClock()
     arrivals = Arrivals(clock)
     own = OwnFigures("w0", arrivals, clock)

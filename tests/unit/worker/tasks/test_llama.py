@@ -65,7 +65,7 @@ def test_parameters_depend_on_the_seed_and_leave_the_global_generator_alone():
 
 
 def test_first_parameters_are_exact_multiples_of_a_24_bit_draw():
-    """What keeps machines with other processors at the same bits: pinned to known values."""
+    """The draws are the same on machines with other processors: pinned to known values."""
     weight = build_llama(SMALL, seed=0).state_dict()["model.embed_tokens.weight"]
     bound = math.sqrt(3) / math.sqrt(24)
     draw = torch.rand(50, 24, generator=torch.Generator().manual_seed(0))

@@ -16,8 +16,8 @@ from murmuration.worker.training.saving import NotCopied, RemoteCopies, Saver
 
 @pytest.fixture(params=["file://", "memory://", *os.environ.get("MURMUR_STORES", "").split()])
 def config(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointConfig:
-    """Of copies on a disk, and in a store that knows no folders. The variable MURMUR_STORES names
-    others to try, such as s3://bucket."""
+    """The settings for copies on a disk, and in a store that knows no folders. The variable
+    MURMUR_STORES names others to try, such as s3://bucket."""
     return CheckpointConfig(copy_to=f"{request.param}{tmp_path}/there", copy_every_s=0.0)
 
 

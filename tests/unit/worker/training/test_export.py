@@ -1,4 +1,4 @@
-"""What is exported comes back, by the names that others know; what cannot be is one line."""
+"""An exported model comes back, by the names that others know; what cannot be is one line."""
 
 from pathlib import Path
 

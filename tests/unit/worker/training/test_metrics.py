@@ -1,4 +1,4 @@
-"""What is measured of a training, and what the train thread tells of it meanwhile."""
+"""The measurements of a training, and what the train thread tells of it meanwhile."""
 
 import pytest
 import torch

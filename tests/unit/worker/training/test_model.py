@@ -1,4 +1,4 @@
-"""What of a model travels, and what becomes of running statistics in a round."""
+"""The parts of a model that travel, and what rounds make of running statistics."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What the gRPC transport does on the wire."""
+"""The gRPC transport on the wire."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""What the page remembers: bounded, checked, and by this machine's clock."""
+"""The memory of the page: bounded, checked, and by this machine's clock."""
 
 import json
 from typing import Any

@@ -28,7 +28,7 @@ FIGURES = {
 
 
 def tell(names: tuple[str, ...], out: Path) -> list[dict[str, Any]]:
-    """What was passed on."""
+    """Returns what was passed on."""
     passed: list[dict[str, Any]] = []
     trackers = Trackers(names, out, "w0", passed.append)
     for event in EVENTS:
@@ -38,7 +38,7 @@ def tell(names: tuple[str, ...], out: Path) -> list[dict[str, Any]]:
 
 
 class StandIn(ModuleType):
-    """What `wandb` and `trackio` have in common."""
+    """The common part of `wandb` and `trackio`."""
 
     def __init__(self, name: str, fails: bool = False) -> None:
         super().__init__(name)

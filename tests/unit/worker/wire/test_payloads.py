@@ -193,7 +193,7 @@ def test_any_garbage_is_refused(garbage, raw_bytes):
 
 
 def test_every_changed_byte_is_refused_or_does_no_harm():
-    """With a hash that fits: what the hash of the frame does not find, zstd or the whole's does."""
+    """The hash of each frame fits: zstd, or the hash of the whole, finds the damage."""
     carried = packed(PLAIN)
     for position, bit in product(range(len(carried)), range(8)):
         damaged = bytearray(carried)

@@ -52,7 +52,7 @@ class Contribution(FakeStream):
 
     @property
     def told(self) -> list[str]:
-        """What came back, in a word each; of an answer, its offset."""
+        """The answers, in a word each; of an answer, its offset."""
         said, answer = list[str](), None
         for raw in self.sent:
             down = pb.ExchangeDown.FromString(raw)
@@ -143,7 +143,7 @@ class Reducing(Bench):
         return [self.offer(peer, group=group).send_up_to(BYTES) for peer in peers]
 
     def answer(self, key: ShardKey = KEY, group: Group = GROUP) -> str:
-        """What a peer that offers a contribution is told at once."""
+        """The answer to a peer that offers a contribution, at once."""
         stream = self.offer("d", key, group)
         reads, told = stream.is_read, " ".join(stream.told)
         stream.breaks()

@@ -48,7 +48,7 @@ def test_the_grace_is_three_usual_rounds_within_bounds():
 
 
 def test_two_rounds_of_many_are_waited_for_longer_than_three_usual_ones():
-    """Of 1 s each. A wait for reducers may be half as long again, and lengthens no usual round."""
+    """A round is 1 s. A wait for reducers may be half as long again, but lengthens no usual one."""
     patience, now = Patience(20.0, Plan(dylu=False)), 0.0
     for round_, late_s in enumerate([0.0, 4.4, 4.6, 4.6, 0.0]):
         patience.ends(0, round_, now)

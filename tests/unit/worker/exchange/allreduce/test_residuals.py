@@ -1,4 +1,4 @@
-"""What reductions left out: once into the next reduction of the same range, whatever is redone."""
+"""A reduction takes up what earlier ones of its range left out, once, whatever is redone."""
 
 import torch
 from torch import Tensor

@@ -12,7 +12,7 @@ LAID_S = 100.0
 
 
 class Prefetch(AnchorPrefetch):
-    """That of peer `b`, whose partners send 24 bytes a round at 1 MB/s."""
+    """The prefetch of peer `b`, whose partners send 24 bytes a round at 1 MB/s."""
 
     def __init__(self) -> None:
         super().__init__(CONFIG, PRESETS["noloco"], [24])

@@ -51,7 +51,7 @@ def courses(draw: st.DrawFn) -> Course:
 
 
 def after(round_: PairRound, kind: str, args: tuple[Any, ...], now: float) -> list[object]:
-    """What comes of an event, in order: (peer, attempt) of a call, or one of the words above."""
+    """The results of an event in order: (peer, attempt) of a call, or a word from above."""
     was_complete, had_ended = round_.complete, round_.ended
     match kind, args:
         case "view", (seen,):
@@ -80,7 +80,7 @@ def after(round_: PairRound, kind: str, args: tuple[Any, ...], now: float) -> li
 
 
 def played(course: Course) -> list[tuple[str, tuple[Any, ...], list[object]]]:
-    """What came of each event, and of the end of all patience."""
+    """Plays events, and the end of all patience; returns what came of each."""
     me, group, timed = course
     round_ = PairRound(me, group, (0, 0), {}, 0.0, view(group), CONFIG)
     round_.begin(0.0, payload_bytes=0)
