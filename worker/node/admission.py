@@ -20,6 +20,7 @@ from murmuration.protos.figures import duration, shown
 from murmuration.protos.files import read_json
 from murmuration.protos.reach import CHECK_ADDRESS, GIVE_TOKEN, cannot_listen, listening_problem
 from murmuration.worker import errors, wire
+from murmuration.worker.background import LoopThread
 from murmuration.worker.config import Config
 from murmuration.worker.folder import NOTHING, Remembered
 from murmuration.worker.identity import certificates
@@ -27,7 +28,6 @@ from murmuration.worker.identity.authority import TRIAL, Authority
 from murmuration.worker.identity.certificates import Identity, IdentityError, Role
 from murmuration.worker.identity.tokens import Token
 from murmuration.worker.manifest import PROTOCOL, Manifest
-from murmuration.worker.node.iothread import LoopThread
 from murmuration.worker.pipeline.stages_config import StagesConfig
 from murmuration.worker.transport import AddressInUse, Method, TransportError, Untrusted
 from murmuration.worker.transport.grpc import GrpcTransport

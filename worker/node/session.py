@@ -3,6 +3,7 @@
 The daemon has one, and so has `murmuration.Swarm`; what they train with is their own affair.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -15,17 +16,16 @@ from murmuration.algorithms.fragments import Fragment
 from murmuration.protos import FORKS_CRASH
 from murmuration.protos.documents import STATUS_BYTES, BadDocument, unpack
 from murmuration.protos.events import Log, new_event
-from murmuration.worker.background import workers
+from murmuration.worker.background import LoopThread, workers
 from murmuration.worker.catchup.choices import all_agree, all_leave
 from murmuration.worker.config import Config
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Member
 from murmuration.worker.node.admission import Credentials
 from murmuration.worker.node.component import Environment, NodeConfig
-from murmuration.worker.node.iothread import IOThread
 from murmuration.worker.node.node import Node
 from murmuration.worker.status.document import ask_peers
-from murmuration.worker.training.mailbox import Mailbox
+from murmuration.worker.training.mailbox import Mailbox, Stop
 from murmuration.worker.transport import AddressInUse
 from murmuration.worker.transport.grpc import GrpcTransport
 from murmuration.worker.views.lines import page_event
@@ -42,6 +42,28 @@ _FORKS_TEXT = (
     "grpc was imported before murmuration: processes that are forked from now on may crash, the "
     "workers of a DataLoader among them; import murmuration first"
 )
+
+
+class IOThread(LoopThread):
+    """The event loop that runs a node, beside the train thread. Args: make: is called on it."""
+
+    def __init__(self, make: Callable[[], Node], mailbox: Mailbox, log: Log) -> None:
+        super().__init__("murmur-io", log, lambda error: mailbox.answer(Stop(str(error), error)))
+        self._make, self._mailbox = make, mailbox
+        self._node: Node | None = None
+
+    @property
+    def node(self) -> Node:
+        assert self._node is not None, "start() comes first"
+        return self._node
+
+    async def _main(self) -> None:
+        self._loop, node = asyncio.get_running_loop(), self._make()
+        self._node, self._close = node, node.close
+        address = await node.listen()
+        self._mailbox.connect(node.deliver, self._loop)
+        self._ready.set_result(address)
+        await node.run()
 
 
 class Session:

@@ -11,7 +11,7 @@ from murmuration.protos.events import Log, new_event
 from murmuration.worker.config import Config
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Health, Member, Phase
-from murmuration.worker.node.iothread import IOThread
+from murmuration.worker.node.session import IOThread
 from murmuration.worker.pipeline import part
 from murmuration.worker.tasks import Task
 from murmuration.worker.training import checkpoint

@@ -5,6 +5,7 @@ at most one adoption on its way. Putting never blocks the train thread; it waits
 `Mailbox.wait`, and that wait is what the report calls stall.
 """
 
+import asyncio
 import queue
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -223,16 +224,22 @@ class Mailbox:
         self._to_train: queue.SimpleQueue[ToTrain] = queue.SimpleQueue()
         self._to_share: queue.SimpleQueue[LeaseMessage | Stop] = queue.SimpleQueue()
         self._deliver: Callable[[ToIO], None] | None = None
+        self._io_loop: asyncio.AbstractEventLoop | None = None
 
-    def connect(self, deliver: Callable[[ToIO], None]) -> None:
-        """io: where `post` delivers to; must be thread-safe and not block."""
-        self._deliver = deliver
+    def connect(
+        self, deliver: Callable[[ToIO], None], loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        """io: has `post` call this on the loop's thread; without a loop at once."""
+        self._io_loop, self._deliver = loop, deliver
 
     def post(self, message: ToIO) -> None:
         """train: never blocks."""
         if self._deliver is None:
             raise RuntimeError("the I/O thread is not running")
-        self._deliver(message)
+        if self._io_loop is None:
+            self._deliver(message)
+        elif not self._io_loop.is_closed():
+            self._io_loop.call_soon_threadsafe(self._deliver, message)
 
     def answer(self, message: ToTrain | LeaseMessage) -> None:
         """io, or a signal handler: never blocks."""

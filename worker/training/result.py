@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from murmuration.worker.config import Config
-from murmuration.worker.node.iothread import IOThread
+from murmuration.worker.node.session import IOThread
 from murmuration.worker.pipeline.part import Part
 from murmuration.worker.pipeline.stage_node import StageNode
 from murmuration.worker.tasks import Task

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from murmuration.worker.node import iothread
-from murmuration.worker.node.iothread import IOThread
-from murmuration.worker.training.mailbox import Mailbox
+from murmuration.worker import background
+from murmuration.worker.node.session import IOThread
+from murmuration.worker.training.mailbox import Mailbox, ToIO
 
 
 class Stays:
@@ -27,6 +27,9 @@ class Stays:
         if self.fails is not None:
             raise self.fails
 
+    def deliver(self, message: ToIO) -> None:
+        """Takes what the train thread posts, which here is nothing."""
+
     def close(self) -> None:
         self.ends.set()
 
@@ -43,8 +46,8 @@ def warned() -> list[str]:
 @pytest.fixture
 def io(warned: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[IOThread]:
     """A thread whose patience is short."""
-    monkeypatch.setattr(iothread, "_LOOK_S", 0.01)
-    monkeypatch.setattr(iothread, "_LATE_S", 0.02)
+    monkeypatch.setattr(background, "_LOOK_S", 0.01)
+    monkeypatch.setattr(background, "_LATE_S", 0.02)
     thread = IOThread(cast(Any, Stays), Mailbox(), lambda event: warned.append(str(event["text"])))
     thread.start()
     yield thread
