@@ -5,15 +5,12 @@ from dataclasses import dataclass, replace
 import pytest
 
 from murmuration.worker.catchup.choices import (
-    Electorate,
     Repair,
-    Votes,
     choose_repair,
     choose_return,
-    electorate,
-    most_on_a_way,
     step_of_the_others,
 )
+from murmuration.worker.catchup.donors import Electorate, Votes, electorate, most_on_a_way
 from murmuration.worker.membership import Digest, Health, Member, Phase
 
 Digests = tuple[tuple[int, int, int], ...]

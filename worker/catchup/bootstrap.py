@@ -2,8 +2,10 @@
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING
 
 from murmuration.algorithms.plan import Plan
@@ -95,9 +97,7 @@ class Bootstrap:
                     as_started = await self._digests_at_start()
                     me = self._gossip.me
                     replicas = self._donors.first_choices(self._gossip.replicas)
-                    under_way, donor = choices.choose_take_over(
-                        me, replicas, as_started, self._plan
-                    )
+                    under_way, donor = choose_take_over(me, replicas, as_started, self._plan)
                     every = range(len(me.digests))
                     fetched = donor is None or await self._donors.fetch(donor, every, "joining")
                     begins = not (
@@ -147,7 +147,7 @@ class Bootstrap:
             return True
         # None of these is one to take over from: that comes first.
         now = self._node.clock()
-        if not (started := choices.have_started(self._gossip.others)):
+        if not (started := have_started(self._gossip.others)):
             others = self._gossip.others  # they may be gone by now
             begun = any(member.phase in (Phase.TRAINING, Phase.DONE) for member in others)
             may_begin = min_peers is None or begun
@@ -167,7 +167,7 @@ class Bootstrap:
         live = {member.address for member in self._gossip.others if member.live}
         hoped = any(each in live or not self._problems.get(each) for each in self._config.joins)
         hoped = hoped or self._first_contact.introduced
-        waits = hoped or choices.have_started(self._gossip.others)
+        waits = hoped or have_started(self._gossip.others)
         self._deserted_since = math.inf if waits else min(self._deserted_since, now)
         return now - self._deserted_since >= min(DESERTED_S, self._config.wait_s)
 
@@ -263,6 +263,49 @@ class Bootstrap:
                 where = f"step {member.step} and version {far}"
                 self._donors.set_aside(member, f"nobody can be at {where} by now")
         return found
+
+
+def choose_take_over(
+    me: Member, replicas: Iterable[Member], as_started: tuple[Digest, ...], plan: Plan
+) -> tuple[bool, Member | None]:
+    """Decides before the start: (whether a run is under way, from which replica to fetch state).
+
+    Peers that have just started with this one in their group have the state that it will have
+    (`as_started`): nothing is to be taken over. Of peers that are all about to start, after a
+    restart of the swarm, the most advanced gives its state to the others.
+    """
+    alive = [m for m in replicas if m.health is Health.ALIVE and m.phase is not Phase.STARTING]
+    known = [member for member in alive if len(member.digests) == len(me.digests)]
+    started = [member for member in known if member.phase is not Phase.READY]
+    # In pairs, peers that have started wait for the others before their first step: until then they
+    # have what this peer has.
+    positions = {(m.step, *(each.version for each in m.digests)) for m in (me, *started)}
+    wait = plan.exchange == "pairs" and len(positions) == 1
+    under_way = bool(started) and not wait and all(m.digests != as_started for m in started)
+    rank = choices.ranking((member.peer, member.digests) for member in (me, *known))
+    ahead = [
+        member
+        for member in known
+        if any(
+            theirs.version and rank(index, theirs) > rank(index, mine)
+            for index, (theirs, mine) in enumerate(zip(member.digests, me.digests, strict=True))
+        )
+    ]
+    donors = ahead or (started if under_way else [])
+    if not donors and not any(digest.version for digest in me.digests):
+        # All are about to begin: where their models were drawn apart, that of most has it, of
+        # several the first by name.
+        ready = [me, *(member for member in known if member.phase is Phase.READY)]
+        held = Counter(member.digests for member in ready)
+        first = min(ready, key=lambda member: (-held[member.digests], member.peer))
+        donors = [first] if first.digests != me.digests else []
+    donor = max(donors, key=lambda m: [*map(rank, count(), m.digests)], default=None)
+    return under_way, donor
+
+
+def have_started(others: Iterable[Member]) -> list[Member]:
+    """The peers that train, or are done and wait for this peer, whose stage is made again."""
+    return [m for m in others if m.live and m.phase in (Phase.TRAINING, Phase.DONE)]
 
 
 class Splits:

@@ -1,9 +1,14 @@
-"""Where states are taken from: a donor's is fetched, checked, and confirmed by a second peer."""
+"""Where states are taken from: a donor's is fetched, checked, and confirmed by a second peer.
+
+A state replaces a peer's own only where most of the contributors to its rounds hold it. Where no
+state has so many, the one of at least as many as are on any other way may do, if it is no further
+away than rounds usually lead (docs/adr/0035).
+"""
 
 import asyncio
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,10 +17,10 @@ from murmuration.algorithms.plan import Plan
 from murmuration.protos.events import Warnings
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
-from murmuration.worker.catchup import choices, state_transfer
+from murmuration.worker.catchup import state_transfer
 from murmuration.worker.catchup.held_states import REMEMBERED
 from murmuration.worker.catchup.state_transfer import fetch_states, headers_at
-from murmuration.worker.membership import Digest, Member, Phase
+from murmuration.worker.membership import Digest, Health, Member, Phase
 from murmuration.worker.membership.gossip import GossipService
 from murmuration.worker.training.mailbox import Adopt, Published
 from murmuration.worker.transport import TransportError
@@ -33,6 +38,94 @@ _UNCONFIRMED_S = 1.0
 _MOST_SPLITS = 64  # rounds between two adoptions of a state of the same version
 _RETRY_S = 0.25
 _HELPERS = 3
+_WHO_SPEAKS = ({Phase.TRAINING}, {Phase.DONE, Phase.LEAVING}, {Phase.READY})
+
+
+@dataclass(frozen=True)
+class Electorate:
+    """The others whose word counts, and whether this peer's own does (`counts_me`)."""
+
+    others: tuple[Member, ...]
+    counts_me: bool
+    known: bool  # they have contributed to rounds of this peer; else these are all that train
+    # As many as stay where they are may be enough; not for one that has just joined.
+    may_tie: bool = True
+
+    @property
+    def size(self) -> int:
+        return len(self.others) + self.counts_me
+
+
+def electorate(
+    mine: Sequence[Digest], phase: Phase, replicas: Iterable[Member], contributors: Collection[str]
+) -> Electorate:
+    """Says whose word counts for a peer with these digests. One that has closed no round since it
+    began or joined follows most of those that train. Args: contributors: to its rounds."""
+    alive = [m for m in replicas if m.health is Health.ALIVE and len(m.digests) == len(mine)]
+    begun = [m for m in alive if m.phase is not Phase.READY or any(d.version for d in m.digests)]
+    trains, has_rounds = phase is not Phase.READY, any(digest.version for digest in mine)
+    found = [member for member in begun if member.peer in contributors]
+    known = bool(found)
+    for phases in _WHO_SPEAKS:
+        found = found or [member for member in alive if member.phase in phases]
+    all_ready = all(member.phase is Phase.READY for member in found)
+    if phase is Phase.TRAINING and has_rounds and not contributors:
+        return Electorate(tuple(found), counts_me=False, known=known, may_tie=False)
+    counts_me = trains or (has_rounds and all_ready)
+    return Electorate(tuple(found), counts_me, known, trains or has_rounds or all_ready)
+
+
+@dataclass(frozen=True)
+class Votes:
+    """Counts what the electorate says of a donor's states."""
+
+    among: Electorate
+    holders: tuple[str, ...]  # others that hold them, or have held them
+    keepers: int  # with this peer, on the other way that most follow (`most_on_a_way`)
+    undecided: int  # those that do not know the states, or have not answered
+
+    @property
+    def majority(self) -> bool:
+        return 2 * len(self.holders) > self.among.size
+
+    @property
+    def enough(self) -> bool:
+        """Nobody is outnumbered by taking over the donor's."""
+        return self.majority or (self.among.may_tie and len(self.holders) >= self.keepers)
+
+    @property
+    def lost(self) -> bool:
+        """Whatever the undecided say yet, it is not enough."""
+        most = len(self.holders) + self.undecided
+        return 2 * most <= self.among.size and not (self.among.may_tie and most >= self.keepers)
+
+
+# The hashes of the states that a peer has, or has had, by fragment and version; 0: not known.
+Had = Mapping[tuple[int, int], int]
+
+
+def confirms(had: Had, states: Mapping[int, FragmentState | Digest]) -> bool | None:
+    """Tells whether a peer has had all these; None when it does not know some of them."""
+    pairs = [(had.get((index, state.version), 0), state.hash) for index, state in states.items()]
+    if any(hash_ not in (0, asked) for hash_, asked in pairs):
+        return False
+    return None if any(not hash_ for hash_, _ in pairs) else True
+
+
+def most_on_a_way(at: Mapping[str, Mapping[int, Digest]], had: Mapping[str, Had]) -> int:
+    """Counts the peers on the way that most are on; 1 at least. A way is all that a peer has `had`.
+    On it are those that are there, and those that it has left behind. In some fragments these may
+    be ahead of it, where they have had what it has there. Args: at: where each is, by fragment."""
+    steps = {peer: sum(each.version for each in digests.values()) for peer, digests in at.items()}
+
+    def one_way(peer: str, other: str) -> bool:
+        return steps[other] <= steps[peer] and all(
+            had[peer].get((index, theirs.version)) == theirs.hash
+            or had[other].get((index, its.version)) == its.hash
+            for (index, its), theirs in zip(at[peer].items(), at[other].values(), strict=True)
+        )
+
+    return max((1 + sum(o != p and one_way(p, o) for o in at) for p in at), default=1)
 
 
 class Donors:
@@ -219,20 +312,20 @@ class Donors:
         if problem := limits.progress_problem(0, step):
             raise wire.WireError(problem)
 
-    def voters(self) -> choices.Electorate:
+    def voters(self) -> Electorate:
         """The peers whose word counts: they are reached, and have given no false mean."""
         gossip, published = self._gossip, self._node.published
         assert published is not None, "this peer knows what it has"
         mine, out = gossip.me.digests, gossip.view.cut_off | self._node.context.quarantine.liars
         reached = (member for member in gossip.replicas if member.peer not in out)
-        found = choices.electorate(mine, published.phase, reached, self._node.held.contributors)
+        found = electorate(mine, published.phase, reached, self._node.held.contributors)
         for member in found.others:
             self._node.held.heard(member)
         return found
 
     async def _votes(
         self, donor: Member, states: Mapping[int, FragmentState | Digest]
-    ) -> choices.Votes | None:
+    ) -> Votes | None:
         """Asks the peers whose word counts about the states. A peer that does not know them yet is
         asked again for a while. None in pairs before the end, where all states differ."""
         if self._plan.exchange == "pairs" and donor.phase is not Phase.DONE:
@@ -255,17 +348,17 @@ class Donors:
             for member, headers in zip(open_, told, strict=True):
                 hashes = [header.hash for header in headers] or [0] * len(asked)
                 had[member.peer] = dict(zip(asked, hashes, strict=True))
-            answers = [choices.confirms(had[member.peer], states) for member in open_]
+            answers = [confirms(had[member.peer], states) for member in open_]
             holders |= {m.peer for m, answer in zip(open_, answers, strict=True) if answer}
             open_ = [m for m, answer in zip(open_, answers, strict=True) if answer is None]
             others = {p: each for p, each in at.items() if p not in holders}
-            kept = choices.most_on_a_way(others, had)
-            votes = choices.Votes(among, tuple(sorted(holders)), kept, len(open_))
+            kept = most_on_a_way(others, had)
+            votes = Votes(among, tuple(sorted(holders)), kept, len(open_))
             if not open_ or votes.majority or votes.lost or node.clock() >= until:
                 return votes
             await asyncio.sleep(_ASK_AGAIN_S)
 
-    def _enough(self, donor: Member, votes: choices.Votes | None, *, goes_back: bool) -> bool:
+    def _enough(self, donor: Member, votes: Votes | None, *, goes_back: bool) -> bool:
         """Tells whether enough hold the donor's states; else it is set aside, and after a while
         that is said once. Others that are behind may be about to hold them."""
         if votes is None or votes.majority or (votes.enough and not goes_back):
@@ -282,7 +375,7 @@ class Donors:
         return False
 
     async def _plausible(
-        self, published: Published, votes: choices.Votes | None, states: Mapping[int, FragmentState]
+        self, published: Published, votes: Votes | None, states: Mapping[int, FragmentState]
     ) -> bool:
         """Tells whether the states can follow from this peer's own, where votes alone do not do."""
         if votes is None or (votes.majority and (votes.among.known or not votes.among.counts_me)):
