@@ -21,12 +21,12 @@ from murmuration.worker.config import Config, task_of
 from murmuration.worker.errors import CheckpointError, MurmurError, UsageError
 from murmuration.worker.exchange.allreduce.mean import Residuals
 from murmuration.worker.folder import EventLog, alone_in, leave_json
+from murmuration.worker.identity.authority import Credentials
 from murmuration.worker.identity.certificates import Identity
 from murmuration.worker.leases.ledger import LeaseMessage
 from murmuration.worker.library.share import Shares
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.node import supervision
-from murmuration.worker.node.admission import Credentials
 from murmuration.worker.node.component import NodeConfig
 from murmuration.worker.node.session import AWAIT_OTHERS_S, Session
 from murmuration.worker.pipeline.lifecycle import StageLifecycle

@@ -5,9 +5,8 @@ or a checkpoint, say of the run holds for every peer. Code that they name is loa
 read, only where the user of this machine has named them too.
 """
 
-import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,7 @@ from murmuration.protos.documents import MANIFEST_BYTES, agreed, in_key_order, p
 from murmuration.protos.figures import shown
 from murmuration.worker import config as configs
 from murmuration.worker.config import RUN_WIDE, Config
-from murmuration.worker.errors import ConfigError, ManifestRefused, UsageError
-from murmuration.worker.tasks import OWN_LOOP, TaskError, least_bytes, local_settings
+from murmuration.worker.tasks import OWN_LOOP, TaskError, local_settings
 from murmuration.worker.wire import WireError, unpack_document
 
 PROTOCOL = 12
@@ -99,86 +97,7 @@ class Manifest:
         return found
 
 
-def join_config(
-    run: Mapping[str, Any],
-    path: Path | None,
-    settings: Iterable[str],
-    where: str,
-    flags: Mapping[str, str] | None = None,
-) -> Config:
-    """Makes the config of a machine that joins a run. Args: run: the run-wide sections, from the
-    run's manifest; `where` it came from; path, settings, flags: this machine's own; what they say
-    of the run must agree with it. Raises ManifestRefused: the first key in which they do not;
-    ConfigError: as `load_config`; TaskError: it would have this machine load code or read a file
-    that the user has not named, or build a model that is larger than its memory."""
-    document, source = configs.read_all(path, settings, flags or {})
-    own = configs.parse_config(document, source)  # names and types first
-    for section in RUN_WIDE:
-        if not isinstance(run.get(section, {}), Mapping):
-            raise ManifestRefused(f"{where} has a manifest without a section [{section}]")
-    chosen = {name: dict(run[name]) for name in RUN_WIDE if name in run}
-    for section, key in configs.LOCAL:
-        chosen.get(section, {}).pop(key, None)
-    for section in RUN_WIDE:
-        for key in sorted(document.get(section, {})):
-            if (section, key) in (*configs.ADVISED, *configs.LOCAL):
-                chosen[section][key] = document[section][key]
-                continue
-            ours, theirs = configs.to_document(own)[section].get(key), run.get(section, {}).get(key)
-            if ours != theirs:
-                raise ManifestRefused(
-                    f"{where} runs something else: {section}.{key}: {ours} here, {theirs} there; "
-                    "leave it out, or join another run"
-                )
-    machine = {name: part for name, part in document.items() if name not in RUN_WIDE}
-    try:
-        config = configs.parse_config({**chosen, **machine}, f"the run at {where}")
-        _check_local(config, document, f"the run at {where}")
-        needed = least_bytes(config.task.name, config.task.options, config.stages.count)
-        if (held := _machine_bytes()) and needed > held:
-            raise TaskError(
-                f"the run at {where}: training its model takes {needed / 1e9:.3g} GB of memory at "
-                f"least, and this machine has {held / 1e9:.3g} GB: join another run, or from a "
-                "larger machine"
-            )
-        return config
-    except ConfigError as error:
-        codecs = (chosen.get("diloco", {}).get(key) for key in ("codec", "reduction_codec"))
-        unknown = [name for name in codecs if name not in configs.CODEC_NAMES]
-        if not unknown:
-            raise
-        raise ManifestRefused(
-            f"{where} exchanges in the codec {unknown[0]!r}, which this version does not know (it "
-            f"knows {', '.join(configs.CODEC_NAMES)}); install the version that they run"
-        ) from error
-
-
-def restored_config(
-    run: Mapping[str, Any], settings: Iterable[str], where: str, *, own: bool
-) -> Config:
-    """Makes the config of a run that a checkpoint is of. Raises as `join_config`; UsageError. Args:
-    run: the run-wide sections that the checkpoint, at `where`, says; settings: of [task], as given
-    with `--set`: they replace what it says; own: whether this user has written the checkpoint, and
-    so its settings, on this machine."""
-    typed, _ = configs.read_all(None, settings, {})
-    for section in typed:
-        if section != "task":
-            raise UsageError(f"--set {section}: of a checkpoint only settings of [task] are taken")
-    task = {**run.get("task", {}), **typed.get("task", {})}
-    config = configs.parse_config({**run, "task": task}, where)
-    if not own:
-        _check_local(config, typed, where, trains=False)
-    return config
-
-
-def _machine_bytes() -> int:
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return 0
-
-
-def _check_local(
+def check_local(
     config: Config, typed: Mapping[str, Any], where: str, *, trains: bool = True
 ) -> None:
     """Code is loaded and files are read if the user has named them, never on the word of others.

@@ -17,9 +17,8 @@ import torch
 from murmuration.algorithms.fragments import Fragment
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.catchup.choices import all_agree
-from murmuration.worker.identity.authority import Authority
+from murmuration.worker.identity.authority import Authority, Credentials
 from murmuration.worker.identity.certificates import Identity, Role
-from murmuration.worker.node.admission import Credentials
 from murmuration.worker.node.component import Environment, NodeConfig
 from murmuration.worker.node.node import Node
 from murmuration.worker.relay.router_port import NoRouterPort, UpnpRouter

@@ -280,8 +280,7 @@ def join(
         raise UsageError(f"{config}: say whom to join too, as HOST:PORT")
     flags.begin(*addresses)
     from murmuration.worker.catchup.bootstrap import JoinConfig
-    from murmuration.worker.manifest import join_config
-    from murmuration.worker.node.admission import check_version, clock_warning
+    from murmuration.worker.node.admission import check_version, clock_warning, join_config
 
     with flags.newcomer(addresses, wait_s) as newcomer:
         identity = flags.identity(newcomer)

@@ -169,8 +169,8 @@ def _network(
 
 
 def _run(first: "FirstAnswer", address: str, run: Path | None, said: RunFlags) -> Iterator[Finding]:
-    from murmuration.worker.manifest import PROTOCOL, join_config
-    from murmuration.worker.node.admission import check_version, clock_warning
+    from murmuration.worker.manifest import PROTOCOL
+    from murmuration.worker.node.admission import check_version, clock_warning, join_config
 
     try:
         check_version(first)

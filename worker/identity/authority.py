@@ -8,7 +8,7 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ TOKEN_VALID_S = _DAY_S
 TOKEN_USES = 1
 _AUTHORITY_VALID_S = 10 * PEER_VALID_S
 _KEY, _CERTIFICATE, _LEDGER = "authority.key", "authority.pem", "ledger.json"
+_REVOKED = "revoked.json"  # that the authority has taken back, beside a peer's identity
 _LOCK_S = 5.0
 _PACE_S, _MOST_RENEWED = 30.0, 4096
 _MOST_AGAIN = 16  # certificates of one token within that time, that let nobody else in
@@ -324,3 +325,40 @@ def _admit(ledger: dict[str, Any], token_id: str, name: str, mark: str, holder: 
 def _check_not_expelled(ledger: dict[str, Any], name: str) -> None:
     if subject(Role.PEER, name) in ledger["revoked"]:
         raise IdentityError(f"peer {name!r} was expelled from this run")
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """A peer's key and certificate, without which nothing is encrypted; the run's authority, if it
+    lets others in; and the folder with what it needs to come back."""
+
+    identity: Identity | None = None
+    authority: Authority | None = None
+    folder: Path | None = None
+
+    @classmethod
+    def of(cls, identity: Identity | None, folder: Path | None) -> "Credentials":
+        """Adds the authority of an encrypted run, if the folder has it. Raises IdentityError."""
+        encrypted = identity is not None and folder is not None
+        return cls(identity, Authority.load(folder) if encrypted and folder else None, folder)
+
+    def keep(self, identity: Identity) -> None:
+        if self.folder is not None:
+            identity.save(self.folder)
+
+    def keep_revoked(self, entries: Sequence[pb.Revocation]) -> None:
+        """Puts what the authority has taken back in the folder. Raises OSError."""
+        if self.folder is not None:
+            document = {each.subject: each.signature.hex() for each in entries}
+            path = self.folder / FOLDER / _REVOKED
+            certificates.write_secret(path, json.dumps(document, indent=1).encode())
+
+    def revoked(self) -> list[pb.Revocation]:
+        path = (self.folder or Path()) / FOLDER / _REVOKED
+        if self.folder is None or not path.exists():
+            return []
+        try:
+            known = ((about, bytes.fromhex(signed)) for about, signed in read_json(path).items())
+            return [pb.Revocation(subject=about, signature=signed) for about, signed in known]
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise IdentityError(f"{path} cannot be read: {error}; remove it") from error

@@ -26,8 +26,8 @@ from murmuration.worker.config import Config, load_config
 from murmuration.worker.errors import ConfigError, ManifestRefused, MurmurError, UsageError
 from murmuration.worker.identity.certificates import Identity
 from murmuration.worker.library.site import is_site
-from murmuration.worker.manifest import Manifest, join_config
-from murmuration.worker.node.admission import FirstAnswer, Newcomer, check_version
+from murmuration.worker.manifest import Manifest
+from murmuration.worker.node.admission import FirstAnswer, Newcomer, check_version, join_config
 from murmuration.worker.node.own_address import ROUTER, Addresses, FoundHost
 from murmuration.worker.tasks import OWN_LOOP
 from murmuration.worker.training.optimizers import KSEED

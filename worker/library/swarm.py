@@ -30,6 +30,7 @@ from murmuration.protos.events import NO_END, new_event
 from murmuration.worker.config import fragments_of
 from murmuration.worker.errors import UsageError
 from murmuration.worker.folder import EventLog, remembered
+from murmuration.worker.identity.authority import Credentials
 from murmuration.worker.identity.certificates import Identity
 from murmuration.worker.identity.tokens import token_from
 from murmuration.worker.leases.ledger import LeaseMessage
@@ -39,7 +40,7 @@ from murmuration.worker.library.share import Shares
 from murmuration.worker.library.site import Site, SiteRank, SwarmProgress, agreed, is_site
 from murmuration.worker.library.steps import StepListener, catch_up, left_behind
 from murmuration.worker.manifest import Manifest
-from murmuration.worker.node.admission import Admission, Credentials, Newcomer
+from murmuration.worker.node.admission import Admission, Newcomer
 from murmuration.worker.node.component import NodeConfig
 from murmuration.worker.node.own_address import Addresses, served_at
 from murmuration.worker.node.session import AWAIT_OTHERS_S, Session

@@ -5,30 +5,31 @@ files are in the worker's folder, for its user alone (`murmuration.worker.identi
 """
 
 import asyncio
-import json
 import math
+import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.documents import first_difference
 from murmuration.protos.figures import duration, shown
-from murmuration.protos.files import read_json
 from murmuration.protos.reach import CHECK_ADDRESS, GIVE_TOKEN, cannot_listen, listening_problem
+from murmuration.worker import config as configs
 from murmuration.worker import errors, wire
 from murmuration.worker.background import LoopThread
-from murmuration.worker.config import Config
+from murmuration.worker.config import RUN_WIDE, Config
 from murmuration.worker.folder import NOTHING, Remembered
 from murmuration.worker.identity import certificates
 from murmuration.worker.identity.authority import TRIAL, Authority
 from murmuration.worker.identity.certificates import Identity, IdentityError, Role
 from murmuration.worker.identity.tokens import Token
-from murmuration.worker.manifest import PROTOCOL, Manifest
+from murmuration.worker.manifest import PROTOCOL, Manifest, check_local
 from murmuration.worker.pipeline.stages_config import StagesConfig
+from murmuration.worker.tasks import TaskError, least_bytes
 from murmuration.worker.transport import AddressInUse, Method, TransportError, Untrusted
 from murmuration.worker.transport.grpc import GrpcTransport
 
@@ -43,7 +44,6 @@ _SKEW_S = 60.0
 _CLOSE_S = 5.0
 _WITHOUT_END = "until one does (if all of them join, start one by `murmur up`, or without join=)"
 _TURNED_AWAY = 3  # times in a row: it is there, and is no peer of this run
-_REVOKED = "revoked.json"  # that the authority has taken back, beside the identity
 
 
 @dataclass(frozen=True)
@@ -267,6 +267,67 @@ def clock_warning(answer: FirstAnswer) -> str | None:
     )
 
 
+def join_config(
+    run: Mapping[str, Any],
+    path: Path | None,
+    settings: Iterable[str],
+    where: str,
+    flags: Mapping[str, str] | None = None,
+) -> Config:
+    """Makes the config of a machine that joins a run. Args: run: the run-wide sections, from the
+    run's manifest; `where` it came from; path, settings, flags: this machine's own; what they say
+    of the run must agree with it. Raises ManifestRefused: the first key in which they do not;
+    ConfigError: as `load_config`; TaskError: it would have this machine load code or read a file
+    that the user has not named, or build a model that is larger than its memory."""
+    document, source = configs.read_all(path, settings, flags or {})
+    own = configs.parse_config(document, source)  # names and types first
+    for section in RUN_WIDE:
+        if not isinstance(run.get(section, {}), Mapping):
+            raise errors.ManifestRefused(f"{where} has a manifest without a section [{section}]")
+    chosen = {name: dict(run[name]) for name in RUN_WIDE if name in run}
+    for section, key in configs.LOCAL:
+        chosen.get(section, {}).pop(key, None)
+    for section in RUN_WIDE:
+        for key in sorted(document.get(section, {})):
+            if (section, key) in (*configs.ADVISED, *configs.LOCAL):
+                chosen[section][key] = document[section][key]
+                continue
+            ours, theirs = configs.to_document(own)[section].get(key), run.get(section, {}).get(key)
+            if ours != theirs:
+                raise errors.ManifestRefused(
+                    f"{where} runs something else: {section}.{key}: {ours} here, {theirs} there; "
+                    "leave it out, or join another run"
+                )
+    machine = {name: part for name, part in document.items() if name not in RUN_WIDE}
+    try:
+        config = configs.parse_config({**chosen, **machine}, f"the run at {where}")
+        check_local(config, document, f"the run at {where}")
+        needed = least_bytes(config.task.name, config.task.options, config.stages.count)
+        if (held := _machine_bytes()) and needed > held:
+            raise TaskError(
+                f"the run at {where}: training its model takes {needed / 1e9:.3g} GB of memory at "
+                f"least, and this machine has {held / 1e9:.3g} GB: join another run, or from a "
+                "larger machine"
+            )
+        return config
+    except errors.ConfigError as error:
+        codecs = (chosen.get("diloco", {}).get(key) for key in ("codec", "reduction_codec"))
+        unknown = [name for name in codecs if name not in configs.CODEC_NAMES]
+        if not unknown:
+            raise
+        raise errors.ManifestRefused(
+            f"{where} exchanges in the codec {unknown[0]!r}, which this version does not know (it "
+            f"knows {', '.join(configs.CODEC_NAMES)}); install the version that they run"
+        ) from error
+
+
+def _machine_bytes() -> int:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Admission:
     """The means by which a worker is let in."""
@@ -351,40 +412,3 @@ def check_free(listen: str | None) -> None:
     """Raises AddressInUse."""
     if listen and (problem := listening_problem(listen)) is not None:
         raise AddressInUse(cannot_listen("--listen", listen, problem))
-
-
-@dataclass(frozen=True)
-class Credentials:
-    """A peer's key and certificate, without which nothing is encrypted; the run's authority, if it
-    lets others in; and the folder with what it needs to come back."""
-
-    identity: Identity | None = None
-    authority: Authority | None = None
-    folder: Path | None = None
-
-    @classmethod
-    def of(cls, identity: Identity | None, folder: Path | None) -> "Credentials":
-        """Adds the authority of an encrypted run, if the folder has it. Raises IdentityError."""
-        encrypted = identity is not None and folder is not None
-        return cls(identity, Authority.load(folder) if encrypted and folder else None, folder)
-
-    def keep(self, identity: Identity) -> None:
-        if self.folder is not None:
-            identity.save(self.folder)
-
-    def keep_revoked(self, entries: Sequence[pb.Revocation]) -> None:
-        """Puts what the authority has taken back in the folder. Raises OSError."""
-        if self.folder is not None:
-            document = {each.subject: each.signature.hex() for each in entries}
-            path = self.folder / certificates.FOLDER / _REVOKED
-            certificates.write_secret(path, json.dumps(document, indent=1).encode())
-
-    def revoked(self) -> list[pb.Revocation]:
-        path = (self.folder or Path()) / certificates.FOLDER / _REVOKED
-        if self.folder is None or not path.exists():
-            return []
-        try:
-            known = ((about, bytes.fromhex(signed)) for about, signed in read_json(path).items())
-            return [pb.Revocation(subject=about, signature=signed) for about, signed in known]
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise IdentityError(f"{path} cannot be read: {error}; remove it") from error

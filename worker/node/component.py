@@ -9,8 +9,8 @@ from murmuration.protos.events import Log
 from murmuration.worker.background import Offload
 from murmuration.worker.catchup.bootstrap import JoinConfig
 from murmuration.worker.exchange.allreduce.mean import Residuals
+from murmuration.worker.identity.authority import Credentials
 from murmuration.worker.leases import Ledger
-from murmuration.worker.node.admission import Credentials
 from murmuration.worker.pipeline.context import StageCounts
 from murmuration.worker.relay.router_port import UpnpRouter
 from murmuration.worker.views import PagePlace

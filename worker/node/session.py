@@ -19,9 +19,9 @@ from murmuration.protos.events import Log, new_event
 from murmuration.worker.background import LoopThread, workers
 from murmuration.worker.catchup.choices import all_agree, all_leave
 from murmuration.worker.config import Config
+from murmuration.worker.identity.authority import Credentials
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Member
-from murmuration.worker.node.admission import Credentials
 from murmuration.worker.node.component import Environment, NodeConfig
 from murmuration.worker.node.node import Node
 from murmuration.worker.status.document import ask_peers

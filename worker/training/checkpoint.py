@@ -28,9 +28,10 @@ from torch import Tensor
 
 from murmuration.protos.documents import canonical
 from murmuration.protos.files import read_json, sync_folder, write_atomically
+from murmuration.worker import config as configs
 from murmuration.worker.config import Config
-from murmuration.worker.errors import CheckpointError
-from murmuration.worker.manifest import Manifest, restored_config
+from murmuration.worker.errors import CheckpointError, UsageError
+from murmuration.worker.manifest import Manifest, check_local
 from murmuration.worker.training.model import DTYPES
 
 _TENSORS = "tensors.safetensors"
@@ -136,11 +137,20 @@ def below(run: Path, *, whole: bool = False) -> Iterator[Checkpoint]:
 
 
 def config_of(saved: Checkpoint, settings: Iterable[str] = ()) -> Config:
-    """The settings of its run, those of [task] replaced. Raises as `restored_config`."""
-    manifest = saved.values["manifest"]
-    mark = saved.values.get("mark")
+    """Makes the config of its run. Raises as `join_config`, unless this user has written it here;
+    UsageError. Args: settings: of [task], as given with `--set`: they replace what it says."""
+    typed, _ = configs.read_all(None, settings, {})
+    for section in typed:
+        if section != "task":
+            raise UsageError(f"--set {section}: of a checkpoint only settings of [task] are taken")
+    manifest, mark, where = saved.values["manifest"], saved.values.get("mark"), str(saved.path)
+    run = Manifest(manifest).sections
+    task = {**run.get("task", {}), **typed.get("task", {})}
+    config = configs.parse_config({**run, "task": task}, where)
     own = isinstance(mark, str) and mark != "" and hmac.compare_digest(mark, _mark(manifest))
-    return restored_config(Manifest(manifest).sections, settings, str(saved.path), own=own)
+    if not own:
+        check_local(config, typed, where, trains=False)
+    return config
 
 
 def _mark(manifest: object) -> str:

@@ -10,7 +10,7 @@ import pytest
 from murmuration.algorithms.plan import PRESETS
 from murmuration.worker.config import Config, load_config, parse_config, task_of, to_document
 from murmuration.worker.errors import ConfigError
-from murmuration.worker.manifest import join_config
+from murmuration.worker.node.admission import join_config
 from murmuration.worker.tasks import TaskError
 
 

@@ -6,11 +6,12 @@ import pytest
 
 from murmuration.worker.config import load_config, to_document
 from murmuration.worker.errors import ManifestRefused, UsageError
-from murmuration.worker.manifest import join_config, restored_config
+from murmuration.worker.node.admission import join_config
 from murmuration.worker.tasks import OWN_LOOP, TaskError, least_bytes, local_settings
 from murmuration.worker.tasks.huggingface import HuggingFace
 from murmuration.worker.tasks.llama import empty_llama
 from murmuration.worker.tasks.llama_config import MODELS
+from murmuration.worker.training.checkpoint import Checkpoint, _mark, config_of
 
 LLAMA = {"model_type": "llama", "hidden_size": 16, "hidden_act": "silu", "rope_theta": 1e4}
 
@@ -69,15 +70,18 @@ def test_a_section_that_is_none_is_refused_and_loops_of_their_own_load_nothing()
     join_config(run_of(f"task.name={OWN_LOOP}", "inner.optimizer=os:system"), None, (), "host:1")
 
 
-def test_of_a_checkpoint_only_its_task_may_be_said_otherwise():
+def test_of_a_checkpoint_only_its_task_may_be_said_otherwise(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     run = run_of("task.name=torch.hub:load", "task.repo=x", "inner.optimizer=os:system")
+    theirs = Checkpoint(tmp_path, {}, {"manifest": run})
+    own = Checkpoint(tmp_path, {}, {"manifest": run, "mark": _mark(run)})
     with pytest.raises(TaskError, match=r"add --set task\.name=torch\.hub:load$"):
-        restored_config(run, (), "runs/x", own=False)
-    assert restored_config(run, (), "runs/x", own=True).task.name == "torch.hub:load"
-    config = restored_config(run, ("task.name=torch.hub:load", "task.repo=y"), "runs/x", own=False)
+        config_of(theirs)
+    assert config_of(own).task.name == "torch.hub:load"
+    config = config_of(theirs, ("task.name=torch.hub:load", "task.repo=y"))
     assert config.task.options == {"repo": "y"}
     with pytest.raises(UsageError, match="only settings of"):
-        restored_config(run, ("diloco.fragments=2",), "runs/x", own=True)
+        config_of(own, ("diloco.fragments=2",))
 
 
 def test_what_a_model_of_transformers_could_load():

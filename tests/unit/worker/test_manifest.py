@@ -14,7 +14,8 @@ from murmuration.algorithms.fragments import TensorSpec
 from murmuration.protos.documents import first_difference, pack
 from murmuration.worker.config import load_config, parse_config
 from murmuration.worker.errors import ManifestRefused
-from murmuration.worker.manifest import PROTOCOL, Manifest, join_config
+from murmuration.worker.manifest import PROTOCOL, Manifest
+from murmuration.worker.node.admission import join_config
 from murmuration.worker.wire import WireError
 
 SHAPES = {"model.layers.0.w": (3, 4), "embed": (256, 3), "s": ()}
