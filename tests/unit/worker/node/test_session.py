@@ -9,11 +9,13 @@ import pytest
 
 from murmuration.worker import background
 from murmuration.worker.node.session import IOThread
-from murmuration.worker.training.mailbox import Mailbox, ToIO
+from murmuration.worker.training.mailbox import Mailbox
 
 
 class Stays:
     """A node that does nothing, until it is closed or fails."""
+
+    deliver = None  # nothing is posted
 
     def __init__(self) -> None:
         self.ends = asyncio.Event()
@@ -26,9 +28,6 @@ class Stays:
         await self.ends.wait()
         if self.fails is not None:
             raise self.fails
-
-    def deliver(self, message: ToIO) -> None:
-        """Takes what the train thread posts, which here is nothing."""
 
     def close(self) -> None:
         self.ends.set()
@@ -101,9 +100,7 @@ def test_work_has_a_limit_where_it_is_given_one(io, warned):
     assert warned == []  # work may take its time
 
 
-async def test_what_a_question_raises_is_raised_here_and_a_running_loop_may_ask(
-    io,
-):
+async def test_what_a_question_raises_is_raised_here_and_a_running_loop_may_ask(io):
     with pytest.raises(KeyError):
         io.ask(lambda: {}["x"])
     assert io.ask(lambda: 3) == 3
