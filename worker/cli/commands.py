@@ -511,7 +511,7 @@ def _default_name(out: Path) -> str:
 
 
 def _joins(flags: WorkerFlags, identity: "Identity | None") -> str:
-    """The command that lets another machine in. A token is a secret: for a terminal only."""
+    """The options that let another machine in. A token is a secret: for a terminal only."""
     from murmuration.worker.identity.authority import Authority
 
     if identity is None:

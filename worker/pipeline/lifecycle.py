@@ -106,7 +106,7 @@ class StageLifecycle:
         return min((m for m in able if m.stage == 0), key=lambda m: m.peer, default=None)
 
     def _is_assembled(self) -> bool:
-        """Tells whether the model is assembled by all: a peer that has done so gives its result."""
+        """Says whether nobody else has still to assemble the model, which a result shows."""
         assembler = self._assembler()
         if assembler is None or not assembler.live or assembler.peer == self._context.me:
             return True

@@ -45,7 +45,7 @@ class AnchorPrefetch:
         self._met[round_.fragment] = round_.group if round_.succeeded else ()
 
     def came(self, round_: PairRound) -> bool:
-        """Says whether the anchors' mean is to be told, as a partner's anchor is here now."""
+        """Says whether the anchors' mean is to be told now that a partner's anchor is here."""
         if not self._told or round_.told or round_.begun:
             return False
         anchors = [partner.parts.get(ANCHOR) for partner in round_.partners.values()]
@@ -53,7 +53,7 @@ class AnchorPrefetch:
         return round_.told
 
     def overdue(self, round_: PairRound, now: float) -> bool:
-        """Tells whether the train side may go on in time: a silent partner is not waited for."""
+        """Tells whether the train side may go on by now: a silent partner is not waited for."""
         return self._awaits(round_) and now >= self._until(round_) and self._goes_without(round_)
 
     def due_at(self, round_: PairRound) -> float | None:
