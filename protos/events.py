@@ -4,7 +4,6 @@ Each is a map with `event`, its kind, `peer`, `at`, the time of day, `time_s`, s
 start, and the fields of its kind. Of another version, what does not fit counts as missing.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import Literal
@@ -79,7 +78,7 @@ Event = Mapping[str, object]
 Log = Callable[[dict[str, object]], None]  # takes events
 Curve = list[tuple[int, float]]  # (inner step, training loss in nats)
 
-_MAX_TEXT = 20_000
+_MAX_TEXT, _MOST = 20_000, 1e100
 _MOST_WARNINGS = 32
 
 
@@ -107,9 +106,9 @@ def int_of(event: Event, key: str) -> int | None:
 
 
 def float_of(event: Event, key: str) -> float | None:
-    """A finite number, else None."""
+    """A number of which the sum with others is finite too, else None."""
     value = event.get(key)
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST:
         return float(value)
     return None
 
@@ -166,13 +165,8 @@ def place_of(verdict: Mapping[str, object]) -> tuple[str, ...]:
 
 def costliest(found: Iterable[Iterable[Event]]) -> list[Event]:
     """The faults that workers have located, each at the highest cost told, costliest first."""
-
-    def cost(verdict: Event) -> float:
-        return float_of(verdict, "cost") or 0.0
-
+    by_cost = sorted(chain.from_iterable(found), key=lambda each: -(float_of(each, "cost") or 0.0))
     by_place: dict[tuple[str, ...], Event] = {}
-    for verdict in chain.from_iterable(found):
-        place = place_of(verdict)
-        if place not in by_place or cost(verdict) > cost(by_place[place]):
-            by_place[place] = verdict
-    return sorted(by_place.values(), key=cost, reverse=True)
+    for verdict in by_cost:
+        by_place.setdefault(place_of(verdict), verdict)
+    return list(by_place.values())

@@ -81,7 +81,7 @@ def _look_up(host: str, timeout_s: float) -> tuple[Future[Places], float]:
             found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
             places = dict.fromkeys((family, str(place[0])) for family, _, _, _, place in found)
             answer.set_result(tuple(places))
-        except (OSError, UnicodeError) as error:
+        except (OSError, ValueError) as error:
             said = (getattr(error, "strerror", None) or str(error)).lower()
             answer.set_exception(UnknownName(host, said))
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from murmuration.protos.addresses import public_address, split_address, split_relayed
+from murmuration.protos.addresses import public_address, split_address
 from murmuration.protos.events import EVENTS, Log, new_event
 from murmuration.protos.files import LineLog, read_json, write_atomically
 from murmuration.worker.errors import ConfigError, MurmurError
@@ -76,7 +76,7 @@ class EventLog:
 def leave_json(path: Path, document: object, log: Log) -> None:
     """Writes a document for others to read; logs a warning where that cannot be."""
     try:
-        write_atomically(path, json.dumps(document, indent=1).encode())
+        write_atomically(path, json.dumps(document, indent=1, default=str).encode())
     except OSError as error:
         log(new_event("warning", text=f"{path} could not be written: {error}"))
 
@@ -157,7 +157,7 @@ class Remembered:
 
     def keep(self, folder: Path) -> None:
         """Raises OSError."""
-        dialled = [public_address(m) for m in self.members if split_relayed(m) is None]
+        dialled = [*filter(_is_dialled, map(public_address, self.members))]
         document = {
             "run": f"{self.run:016x}",
             "contacts": self.contacts[:_MOST],
@@ -187,10 +187,14 @@ def remembered(
 
 
 def _addresses(given: object) -> list[str]:
-    if not isinstance(given, list) or len(given) > _MOST:
+    if not isinstance(given, list) or len(given) > _MOST or not all(map(_is_dialled, given)):
         raise ValueError("no list of addresses")
-    for each in given:
-        if not isinstance(each, str) or len(each) > _LONGEST:
-            raise ValueError("no address")
-        split_address(each)
     return given
+
+
+def _is_dialled(address: object) -> bool:
+    """Whether it is HOST:PORT: peers may say anything, and relays are not known at the start."""
+    with suppress(ValueError):
+        fits = isinstance(address, str) and "@" not in address and len(address) <= _LONGEST
+        return fits and bool(split_address(str(address)))
+    return False

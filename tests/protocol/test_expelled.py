@@ -174,12 +174,13 @@ class Scenario:
         self.held = self.first = self.run.new_identity(role, "somebody", valid_s=15.5 * 24 * HOUR_S)
         self.events: list[dict[str, object]] = []
         self.asked_at: list[float] = []
+        self.answer: bytes | None = None
         self.renewed_at: float | None = None
         self.began = datetime.now(UTC)
 
     async def ask(self, request: pb.EnrolRequest) -> bytes | None:
         self.asked_at.append(self.clock())
-        return None
+        return self.answer
 
     def clock(self) -> float:
         return asyncio.get_running_loop().time()
@@ -222,7 +223,15 @@ def test_who_has_no_key_asks_once_a_minute_and_says_that_nobody_renews_it(tmp_pa
     assert "nobody that answers holds the run's key" in str(warning["text"])
 
 
-def test_those_that_may_hold_the_key_are_asked_in_their_order_until_one_gives_a_certificate():
+def test_a_peer_that_gives_the_old_certificate_back_has_renewed_nothing(tmp_path):
+    there = Scenario(tmp_path, Role.PEER)
+    there.answer = there.first.certificate
+    run(there.wait(9, holds_key=False))
+    assert there.held is there.first
+    assert "or no later one" in str([event["text"] for event in there.events])
+
+
+def test_those_that_may_hold_the_key_are_asked_in_turn_until_one_gives_a_certificate():
     asked: list[str] = []
 
     class Transport:
@@ -237,3 +246,5 @@ def test_those_that_may_hold_the_key_are_asked_in_their_order_until_one_gives_a_
     holders = KeyHolders(there, lambda: ["coordinator", "joined", "third", "fourth"])
     assert run(holders.ask(pb.EnrolRequest())) == b"later"
     assert asked == ["coordinator", "joined", "third"]
+    run(holders.ask(pb.EnrolRequest()))  # what the third has given may have been false
+    assert asked[3:] == ["fourth", "coordinator", "joined", "third"]

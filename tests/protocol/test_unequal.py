@@ -103,11 +103,7 @@ async def test_the_steps_of_a_peer_that_leaves_are_in_the_next_mean(names):
 
 @pytest.mark.parametrize(
     ("fate", "at_s", "rounds"),
-    [
-        ("dies", 49, [4, 3, 3]),
-        ("stands still", 46, [4, 3, 4]),
-        ("begins again", 40, [4, 4, 4]),
-    ],
+    [("dies", 49, [4, 3, 3]), ("stands still", 46, [4, 3, 4]), ("begins again", 40, [4, 4, 4])],
 )
 async def test_nobody_waits_for_a_peer_that_does_not_answer_nor_when_it_is_back(fate, at_s, rounds):
     """Inner steps do not go by speed. It goes just before a round, or for 20 s, or goes on 5 s

@@ -18,13 +18,7 @@ def member(
     return Member(peer, f"{peer}:1", start_ms=1, health=health, phase=phase, digests=digests)
 
 
-def view(
-    peers: str = "",
-    *,
-    suspect: str = "",
-    dead: str = "",
-    unreachable: str = "",
-) -> View:
+def view(peers: str = "", *, suspect: str = "", dead: str = "", unreachable: str = "") -> View:
     """Peers by single letters; the two in `unreachable` do not reach each other."""
     members = [member(peer) for peer in peers]
     members += [member(peer, Health.SUSPECT) for peer in suspect]

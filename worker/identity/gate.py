@@ -42,8 +42,7 @@ class Gate:
     ) -> None:
         self._authority, self._offload = authority, offload
         self._refused, self._revoked, self._log = refused, revoked, log
-        self._key_of = key_of
-        self._warnings = Warnings(log)
+        self._key_of, self._warnings = key_of, Warnings(log)
 
     def admit(self, method: str, caller: Caller) -> None:
         """Raises Refused: the caller was expelled, or its certificate is not for the method."""
@@ -89,7 +88,7 @@ class Gate:
 
 
 class KeyHolders:
-    """Asks those that may hold the run's key, the likeliest first. io thread only."""
+    """Asks those that may hold the run's key, in turn: one may answer falsely. io thread only."""
 
     def __init__(self, transport: Transport, holders: Callable[[], Iterable[str]]) -> None:
         self._transport, self._holders = transport, holders
@@ -98,13 +97,12 @@ class KeyHolders:
     async def ask(self, request: pb.EnrolRequest) -> bytes | None:
         """A later certificate (PEM), if one gives it."""
         addresses, raw = list(self._holders()), request.SerializeToString()
-        for index in range(min(_MOST_ASKED, len(addresses))):
-            address = addresses[(self._asked + index) % len(addresses)]
+        for _ in range(min(_MOST_ASKED, len(addresses))):
+            address, self._asked = addresses[self._asked % len(addresses)], self._asked + 1
             with suppress(TransportError, wire.WireError):
                 answer = await self._transport.call(address, Method.ENROL, raw, _RENEW_S)
                 if not (reply := wire.parse(pb.EnrolReply, answer)).refusal:
                     return bytes(reply.certificate)
-        self._asked += _MOST_ASKED
         return None
 
 

@@ -18,8 +18,7 @@ from murmuration.worker.identity.certificates import Identity, IdentityError
 if TYPE_CHECKING:
     from murmuration.worker.background import Offload
 
-_CHECK_S = 10.0
-_ASK_AGAIN = datetime.timedelta(minutes=1)
+_CHECK_S, _ASK_AGAIN_S = 10.0, 60.0
 _WARNED = datetime.timedelta(days=30)  # before the end, that nobody has renewed it
 
 
@@ -41,18 +40,15 @@ class Renewal:
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
     ) -> None:
         self._identity, self._authority = identity, authority
-        self._due = identity.renewed_from
         self._ask, self._offload, self._now = ask, offload, now
         self._keep, self._renewed, self._log = keep, renewed, log
         self._warnings = Warnings(log)
 
     async def run(self) -> None:
-        while True:
-            now = self._now()
-            if now >= self._due:
-                self._due = now + _ASK_AGAIN
+        while True:  # a clock may be set back
+            if due := (now := self._now()) >= self._identity.renewed_from:
                 await self._renew(now)
-            await asyncio.sleep(_CHECK_S)
+            await asyncio.sleep(_ASK_AGAIN_S if due else _CHECK_S)
 
     async def _renew(self, now: datetime.datetime) -> None:
         before, authority = self._identity, self._authority
@@ -73,12 +69,13 @@ class Renewal:
                     )
                 return
             identity = Identity.of(before.key, certificate, before.authority)
-            if (identity.role, identity.name) != (before.role, before.name):
-                raise IdentityError("the renewed certificate is somebody else's")
+            same = (identity.role, identity.name) == (before.role, before.name)
+            if not same or (identity.expires, identity.der != der) <= (before.expires, False):
+                raise IdentityError("the renewed certificate is somebody else's, or no later one")
             await self._offload(partial(self._keep, identity))
         except (IdentityError, OSError) as error:
             self._warnings.add(f"the certificate is not renewed: {shown(str(error), 160)}")
             return
-        self._identity, self._due = identity, identity.renewed_from
+        self._identity = identity
         self._renewed(identity)
         self._log(new_event("renewed", expires=f"{identity.expires:%Y-%m-%d}"))

@@ -160,7 +160,8 @@ def _interface_hosts() -> Iterator[str]:
 
         with suppress(OSError), IPRoute() as here:
             for family in (socket.AF_INET, socket.AF_INET6):
-                found += [each.get_attr("IFA_ADDRESS") for each in here.get_addr(family=family)]
+                own = here.get_addr(family=family)  # of a link of two, ADDRESS is the other end's
+                found += [a.get_attr("IFA_LOCAL") or a.get_attr("IFA_ADDRESS") for a in own]
     else:
         with suppress(OSError):
             places = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)

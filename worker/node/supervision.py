@@ -37,9 +37,9 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 def is_noticed(source: str) -> bool:
     """Tells whether the file exists; or the URL answers 200 with anything but nothing, 0, false, no
     or none. Blocks for seconds at most."""
-    if not source.startswith(("http://", "https://")):
-        return Path(source).exists()
     with suppress(OSError, ValueError, HTTPException):  # no answer, no URL, no HTTP
+        if not source.startswith(("http://", "https://")):
+            return Path(source).exists()
         try:
             return _says_so(_read(source, _HEADERS))
         except urllib.error.HTTPError as error:

@@ -128,7 +128,7 @@ class RelayChoice:
         known = self._known.get(address)
         if known is None or known.state is _State.IDLE:
             return []
-        known.retry_at = now + min(MOST_RETRY_S, RETRY_S * 2**known.failures)
+        known.retry_at = now + min(MOST_RETRY_S, RETRY_S * 2 ** min(known.failures, _LONG_PAUSE))
         known.failures, known.state = known.failures + 1, _State.IDLE
         return [*self._advertise(), *self._replace(now)]
 

@@ -137,7 +137,10 @@ class Tunnels:
         if address not in self._ports:
             if len(self._ports) >= _MOST_PORTS:
                 self._ports.pop(next(iter(self._ports)))[1].cancel()
-            listening = socket.create_server((addresses.LOOPBACK_HOST, 0), backlog=16)
+            try:
+                listening = socket.create_server((addresses.LOOPBACK_HOST, 0), backlog=16)
+            except OSError:  # too many files are open: nobody is reached there, and it is told so
+                return None
             port = f"{addresses.LOOPBACK_HOST}:{listening.getsockname()[1]}"
             serving = self._listen(listening, through[0], through[1][:_MOST_RELAYS])
             task = self._tasks.spawn(serving)

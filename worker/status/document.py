@@ -123,16 +123,15 @@ class RoundLog:
 
     def recent(self) -> list[dict[str, object]]:
         """The latest rounds, and those on their way. Times are ages: clocks of peers differ."""
+        plain, moments = (
+            ("fragment", "round", "failed", "waited_for"),
+            ("began", "ended", "resumed"),
+        )
         return [
             {
-                "fragment": each.fragment,
-                "round": each.round,
-                "began_s_ago": self._ago(each.began_s),
-                "ended_s_ago": self._ago(each.ended_s),
-                "failed": each.failed,
-                "waited_for": each.waited_for,
+                **{key: getattr(each, key) for key in plain},
+                **{f"{key}_s_ago": self._ago(getattr(each, f"{key}_s")) for key in moments},
                 "stall_s": round(each.stall_s, 3),
-                "resumed_s_ago": self._ago(each.resumed_s),
             }
             for each in (*self._recent, *self._on_the_way.values())
         ]

@@ -1,13 +1,5 @@
 """The interface of a transport, how traffic is counted, and how much callers may have under way.
-
-Errors:
-    TransportError
-        Unreachable     the peer does not answer, or the link broke; trying again may help
-            Untrusted   one side does not take the other's certificate, or has none
-        Refused         by a handler: this call cannot be, and ends
-            Busy        too much is under way here; trying again may help
-        AddressInUse    this process cannot listen there
-"""
+`worker.errors` has the tree of its errors; what is Unreachable or Busy may be tried again."""
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterator

@@ -117,9 +117,7 @@ class WebServer:
             config.ssl.load_cert_chain(kept / "certificate.pem", kept / "key.pem")
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._serve()),
-            name=f"murmur {option}",
-            daemon=True,
+            target=lambda: asyncio.run(self._serve()), name=f"murmur {option}", daemon=True
         )
         self._thread.start()
         scheme = "http" if folder is None else "https"

@@ -17,11 +17,7 @@ from click.testing import CliRunner
 from murmuration.coordinator import Failure, cli
 from murmuration.coordinator.asking import ask
 from murmuration.coordinator.registry import Registry
-from murmuration.coordinator.rendezvous import (
-    CoordinatorRun,
-    CoordinatorService,
-    start_server,
-)
+from murmuration.coordinator.rendezvous import CoordinatorRun, CoordinatorService, start_server
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.addresses import ReservedPorts
 from murmuration.protos.documents import pack
@@ -185,9 +181,7 @@ class Lines(io.StringIO):
         return super().write(text)
 
 
-async def test_a_session_ends_when_the_expected_workers_are_done(
-    monkeypatch,
-):
+async def test_a_session_ends_when_the_expected_workers_are_done(monkeypatch):
     threads = []
 
     def workers(address: str) -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import sys
 
 import pytest
 from rich.console import Console
@@ -100,11 +101,12 @@ def test_what_a_task_measures_is_a_mean_over_those_that_did():
     assert report["val_metrics"] == {"accuracy": 0.625, "recall": 0.25}
 
 
-def test_numbers_that_json_cannot_hold_become_null():
-    curve = [[1, math.nan], [2, 1.0]]
-    report = report_of(finished(val_loss=math.nan, compute_s=math.inf, train_loss_curve=curve))
+def test_numbers_that_json_cannot_hold_become_null_and_so_do_those_that_no_sum_holds():
+    curve, most = [[1, math.nan], [2, 1.0], [3, sys.float_info.max]], sys.float_info.max
+    figures = {"val_loss": math.nan, "compute_s": math.inf, "stall_s": most}
+    report = report_of(*(finished(n, train_loss_curve=curve, **figures) for n in ("w0", "w1")))
     read = json.loads(json.dumps(report, allow_nan=False))
-    assert (read["val_loss"], read["compute_s"]) == (None, None)
+    assert (read["val_loss"], read["compute_s"], read["stall_s"]) == (None, None, None)
     assert read["train_loss_curve"] == [[2, 1.0]]
 
 

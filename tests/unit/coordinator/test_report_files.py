@@ -7,11 +7,7 @@ import pytest
 
 from murmuration.coordinator import Failure
 from murmuration.coordinator.records import Record
-from murmuration.coordinator.report_files import (
-    leave_results,
-    records_of,
-    report_of_folder,
-)
+from murmuration.coordinator.report_files import leave_results, records_of, report_of_folder
 from murmuration.protos.exit_codes import ExitCode
 from tests.support.worker_status import result_event
 

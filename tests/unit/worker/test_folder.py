@@ -7,6 +7,7 @@ import os
 import pytest
 from filelock import FileLock
 
+from murmuration.protos.files import read_json
 from murmuration.worker.errors import ConfigError
 from murmuration.worker.folder import EventLog, alone_in, is_taken, leave_json
 from tests.support.full_disk import no_file_above
@@ -48,6 +49,8 @@ def test_a_document_that_cannot_be_written_is_a_warning(tmp_path):
         leave_json(tmp_path / "result.json", {"a": 1}, told.append)
     assert [event["event"] for event in told] == ["warning"]
     assert list(tmp_path.iterdir()) == []
+    leave_json(tmp_path / "result.json", {"a": b"of another peer"}, told.append)
+    assert read_json(tmp_path / "result.json") == {"a": "b'of another peer'"}
 
 
 def test_it_is_known_whether_a_worker_writes_there(tmp_path):

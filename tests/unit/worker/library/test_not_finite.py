@@ -71,18 +71,14 @@ def test_one_batch_costs_some_steps_and_no_more(told, preset, at):
     assert loop.losses[-1] < loop.losses[0]
 
 
-def test_many_such_batches_are_counted_and_told_ever_more_rarely(
-    told,
-):
+def test_many_such_batches_are_counted_and_told_ever_more_rarely(told):
     settings = {"diloco.fragments": 2}
     loop = Loop("streaming", **settings).run(lambda step: NAN if step > 2 else 1.0)
     assert 2 <= len(told()) <= 4
     assert loop.is_finite
 
 
-def test_a_loss_of_nan_with_finite_parameters_costs_nothing(
-    told,
-):
+def test_a_loss_of_nan_with_finite_parameters_costs_nothing(told):
     """The loop leaves such a batch out by itself."""
     loop = Loop("diloco")
     loop.run(after=lambda step, *_: loop.swarm.report(NAN if step == 5 else 1.0))
@@ -126,13 +122,7 @@ def test_what_is_on_its_way_counts_as_without_such_a_batch(settings):
         ("noloco", PairValues, "mean"),
     ],
 )
-def test_a_defect_ends_its_round_with_what_was_raised(
-    monkeypatch,
-    caplog,
-    preset,
-    part,
-    method,
-):
+def test_a_defect_ends_its_round_with_what_was_raised(monkeypatch, caplog, preset, part, method):
     def broken(*_: object, **__: object) -> None:
         raise TypeError("float64 instead of float32")
 

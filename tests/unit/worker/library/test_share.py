@@ -349,12 +349,7 @@ def test_the_end_of_the_run_ends_it_and_no_second_call_the_first():
 @pytest.mark.parametrize("seeded", [False, True])
 @pytest.mark.parametrize(
     "wrapped",
-    [
-        enumerate,
-        iter,
-        lambda loader: zip(loader, loader, strict=True),
-        lambda x: (b for b in x),
-    ],
+    [enumerate, iter, lambda loader: zip(loader, loader, strict=True), lambda x: (b for b in x)],
     ids=["enumerate", "iter", "zip", "generator"],
 )
 def test_a_loader_whose_order_is_another_on_each_peer_is_told(wrapped, seeded):

@@ -10,12 +10,7 @@ import pytest
 
 from murmuration.worker.membership import Digest, Health, Member, newest
 from murmuration.worker.membership.evidence import IdlePeers, Waits
-from murmuration.worker.membership.swim import (
-    MAX_MEMBERS,
-    Membership,
-    MembershipConfig,
-    Probe,
-)
+from murmuration.worker.membership.swim import MAX_MEMBERS, Membership, MembershipConfig, Probe
 
 CONFIG = MembershipConfig(
     gossip_s=0.25, probe_s=1.0, probe_timeout_s=1.0, suspicion_factor=4.0, reconnect_s=5.0
@@ -115,9 +110,7 @@ def test_of_a_flood_of_ghosts_only_so_many_are_kept():
     assert next(each for each in membership.members if each.peer == "w1").heartbeat == 5
 
 
-def test_ghosts_that_came_first_give_way_once_they_have_ended(
-    monkeypatch,
-):
+def test_ghosts_that_came_first_give_way_once_they_have_ended(monkeypatch):
     monkeypatch.setattr("murmuration.worker.membership.swim.MAX_MEMBERS", 4)
     membership = machine("w1")
     membership.probed("w1", 0.0, answered=True)

@@ -1,6 +1,8 @@
 """Which host a peer advertises where none was given."""
 
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -105,6 +107,15 @@ def test_loopback_is_not_advertised_to_another_machine(machine):
     machine({"192.0.2.9:7700": "192.0.2.5"})
     with pytest.raises(ConfigError, match=r"--listen 127.0.0.1:0: .* 192.0.2.9:7700 is another"):
         find_host("127.0.0.1:0", ["127.0.0.1:7700", "192.0.2.9:7700"])
+
+
+def test_of_a_link_of_two_this_machines_end_is_taken(monkeypatch):
+    attributes = {"IFA_ADDRESS": "10.8.0.1", "IFA_LOCAL": "10.8.0.6"}
+    routes = MagicMock()
+    routes.__enter__().get_addr.return_value = [SimpleNamespace(get_attr=attributes.get)]
+    monkeypatch.setattr("pyroute2.IPRoute", lambda: routes)
+    monkeypatch.setattr(own_address.sys, "platform", "linux")
+    assert {*own_address._interface_hosts()} == {"10.8.0.6"}
 
 
 def test_the_way_to_loopback_is_loopback():

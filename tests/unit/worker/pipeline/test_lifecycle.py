@@ -106,9 +106,7 @@ def test_a_neighbour_with_fewer_layers_lends_its_last_one():
         torch.testing.assert_close(made[name.format(layer)], expected)
 
 
-def test_made_from_the_neighbours_that_came_and_learns_faster(
-    monkeypatch,
-):
+def test_made_from_the_neighbours_that_came_and_learns_faster(monkeypatch):
     """But for ddp: its replicas take equal steps, and some of them may not have rebuilt it."""
     for weights, value in (({0: 0.25, 2: 0.75}, 2.5), ({0: 1.0}, 1.0), ({2: 1.0}, 3.0)):
         made = made_from([*weights], monkeypatch)
@@ -193,9 +191,7 @@ def test_the_next_of_stage_0_assembles_where_the_first_has_left_it_undone(
     assert (tmp_path / "assembled").exists() == assembles
 
 
-def test_who_has_put_the_model_together_is_waited_for_until_its_result_is_here(
-    tmp_path,
-):
+def test_who_has_put_the_model_together_is_waited_for_until_its_result_is_here(tmp_path):
     """It stays until the results of the others are there, so nobody may wait for it to leave."""
     io, done = one_thread((peer("me", 1), peer("first", 0))), list[bool]()
 

@@ -58,6 +58,10 @@ def test_one_that_fails_is_asked_again_after_a_pause_that_doubles():
     pauses = [after - before for before, after in itertools.pairwise(asked_at)]
     assert pauses == sorted(pauses)
     assert pauses[-1] >= 8 * RETRY_S
+    for _ in range(2000):  # a day
+        choice.lost("a0", now)
+        now += MOST_RETRY_S
+        assert choice.tick(now)[0] == Reserve("a0")
 
 
 def test_one_that_leads_nowhere_several_times_in_a_row_is_replaced_and_left_alone():

@@ -151,9 +151,7 @@ async def test_a_relay_cannot_answer_in_the_place_of_the_peer(tmp_path):
             await heard_back(x, relayed_address("r", [relay.address]), "r", SECRET)
 
 
-async def test_a_peer_that_is_itself_the_relay_reaches_the_relayed_one(
-    run,
-):
+async def test_a_peer_that_is_itself_the_relay_reaches_the_relayed_one(run):
     """At an address that it could not dial itself, as behind a router that forwards a port."""
     async with parties(run, "relay", "r") as (relay, r):
         relay.members = (relay.me,)
@@ -187,9 +185,7 @@ async def test_nobody_else_is_reached_through_a_relay(run):
             stream.cancel()
 
 
-async def test_a_tunnel_in_use_is_not_the_one_that_gives_way(
-    monkeypatch,
-):
+async def test_a_tunnel_in_use_is_not_the_one_that_gives_way(monkeypatch):
     """Whatever others say where they are reached."""
     monkeypatch.setattr("murmuration.worker.relay.tunnels._MOST_PORTS", 4)
     tunnels = Party("a", None).tunnels
@@ -270,9 +266,7 @@ class LoneNode:
         pass
 
 
-async def test_a_relay_that_opens_tunnels_without_end_gets_a_few_and_is_named(
-    monkeypatch,
-):
+async def test_a_relay_that_opens_tunnels_without_end_gets_a_few_and_is_named(monkeypatch):
     monkeypatch.setattr("murmuration.worker.relay.relayed._MOST_TUNNELS", 3)
     opened = set[int]()
 

@@ -236,9 +236,7 @@ class Admits(Repeats):
             raise Refused(f"{method} is not for a {caller.role}")
 
 
-async def test_tokens_and_members_that_hold_calls_leave_a_place_to_each_other(
-    run,
-):
+async def test_tokens_and_members_that_hold_calls_leave_a_place_to_each_other(run):
     """Calls that are begun and ask nothing."""
     server = GrpcTransport("127.0.0.1:0", security=run.new_identity(Role.PEER, "a"))
     tokens = [run.create_token().identity for _ in range(9)]

@@ -73,9 +73,7 @@ def test_training_is_a_line_a_round_and_more_or_less_if_asked(verbosity, steps, 
     assert [known.get(mark) or int(mark) for mark in marks] == steps
 
 
-def test_a_line_begins_with_the_time_of_day_and_since_the_start(
-    capsys,
-):
+def test_a_line_begins_with_the_time_of_day_and_since_the_start(capsys):
     at = "2026-01-02T14:02:31.123+01:00"
     PlainLines()({"event": "warning", "text": "x", "at": at, "time_s": 12.345})
     assert capsys.readouterr().out == "14:02:31+0100    12.3 s  warning: x\n"
