@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from filelock import FileLock, Timeout
 
@@ -78,9 +77,7 @@ class Authority:
         try:
             certificates.check_private(kept / _KEY)
             certificates.check_private(kept / _LEDGER, writing=True)
-            key = serialization.load_pem_private_key((kept / _KEY).read_bytes(), None)
-            if not isinstance(key, ec.EllipticCurvePrivateKey):
-                raise ValueError("not ECDSA")
+            key = certificates.private_key((kept / _KEY).read_bytes())
             return cls(folder, key, (kept / _CERTIFICATE).read_bytes())
         except (OSError, ValueError) as error:
             raise IdentityError(f"{kept}: the run's key cannot be read: {error}") from error
@@ -306,13 +303,15 @@ def _admit(ledger: dict[str, Any], token_id: str, name: str, mark: str, holder: 
         raise IdentityError(f"token {token_id} was revoked")
     if time.time() >= token["expires"]:
         raise IdentityError(f"token {token_id} has expired")
-    if token["admitted"].get(mark) == name:
+    if (known := token["admitted"].get(mark)) == name:
         return False
     if len(token["admitted"]) >= token["uses"]:
         raise IdentityError(
             f"token {token_id} has let in {len(token['admitted'])} of {token['uses']}: it is used "
             "up; ask for a new one: murmur token create"
         )
+    if known is not None:  # else it would let in any number by one key
+        raise IdentityError(f"token {token_id} has let this key in as {known!r}: take that --name")
     taken = holder not in (None, mark)
     if taken or ledger["names"].setdefault(f"{Role.PEER}/{name}", mark) != mark:
         raise IdentityError(

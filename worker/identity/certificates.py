@@ -136,11 +136,6 @@ class Identity:
     def der(self) -> bytes:
         return _certificate(self.certificate).public_bytes(serialization.Encoding.DER)
 
-    @property
-    def run(self) -> str:
-        """The authority's fingerprint, in short: to tell runs apart."""
-        return fingerprint(_certificate(self.authority).public_key())[:16]
-
     def server_name(self, peer: str | None) -> str:
         return _MEMBER if peer is None else _host_of(peer)
 
@@ -241,6 +236,18 @@ def new_key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP256R1())
 
 
+def kept_key(folder: Path | None) -> ec.EllipticCurvePrivateKey:
+    """That of a peer without a certificate, kept before it asks for one: the same key is given one
+    again, where the answer was lost. Raises OSError, IdentityError."""
+    if folder is None:
+        return new_key()
+    check_private(path := folder / FOLDER / _KEY)
+    with suppress(FileNotFoundError, *_UNREADABLE):
+        return private_key(path.read_bytes())
+    write_secret(path, key_to_pem(key := new_key()))
+    return key
+
+
 def key_to_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -249,7 +256,8 @@ def key_to_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def private_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
     key = serialization.load_pem_private_key(pem, None)
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ValueError("not ECDSA")
     return key
 
 
@@ -294,11 +302,8 @@ def signed_certificate(
 ) -> bytes:
     """A certificate (PEM) by the authority whose certificate is `issuer`."""
     uri = x509.UniformResourceIdentifier(f"{_SCHEME}{role}/{quote(name, safe='')}")
-    names: list[x509.GeneralName] = [uri]
-    if role is not Role.TOKEN:
-        names += [x509.DNSName(_MEMBER)]
-    if role is Role.PEER:
-        names += [x509.DNSName(_host_of(name))]
+    hosts = {Role.COORDINATOR: [_MEMBER], Role.PEER: [_MEMBER, _host_of(name)]}.get(role, [])
+    names: list[x509.GeneralName] = [uri, *map(x509.DNSName, hosts)]
     extensions = [
         (x509.SubjectAlternativeName(names), False),
         (x509.BasicConstraints(ca=False, path_length=None), True),

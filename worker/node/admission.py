@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.addresses import caller_host, join_address
 from murmuration.protos.documents import first_difference
 from murmuration.protos.figures import duration, shown
 from murmuration.protos.reach import CHECK_ADDRESS, GIVE_TOKEN, cannot_listen, listening_problem
@@ -91,11 +92,12 @@ class Newcomer(AbstractContextManager["Newcomer"]):
                     self._thread.do(self._transport.close, _CLOSE_S)
             self._thread.close()
 
-    def enrol(self, token: Token, name: str) -> Identity:
-        """Asks the contacts for a certificate until one gives it. Raises PeersUnreachable;
-        IdentityError: they refuse, are of another run, or the token has expired."""
+    def enrol(self, token: Token, name: str, folder: Path | None = None) -> Identity:
+        """Asks the contacts for a certificate of the key in the folder, until one gives it. Raises
+        PeersUnreachable; IdentityError: they refuse, are of another run, or the token has expired;
+        OSError: the folder cannot be written, and the token is not spent."""
         token.check_date()
-        key, refused = certificates.new_key(), set[str]()
+        key, refused = certificates.kept_key(folder), set[str]()
         request = certificates.request_for(key)
         asked = pb.EnrolRequest(name=name, request=request).SerializeToString()
         given = f"{TRIAL}{token.id}" if name.startswith(TRIAL) else name
@@ -244,7 +246,8 @@ class Newcomer(AbstractContextManager["Newcomer"]):
                 raise IdentityError(f"not let in: {error}") from error
             return None
         ahead_s = time.time() - reply.time_ms / 1000 if reply.time_ms else None
-        return FirstAnswer(address, manifest, reply.coordinator, reply.seen_from, ahead_s)
+        seen_from = caller_host(f"ipv4:{join_address(reply.seen_from, 0)}")  # if it is a host
+        return FirstAnswer(address, manifest, reply.coordinator, seen_from, ahead_s)
 
 
 def check_version(answer: FirstAnswer) -> None:
@@ -367,27 +370,26 @@ class Admission:
                 )
             return held
         name, contacts = self.name or self.default_name, newcomer.contacts
-        if self.token is not None:
-            if not contacts:
-                raise errors.UsageError("a token is for joining a run: say whom to join")
-            check_free(self.listen)
-            wanted = f"{TRIAL}{name}" if self.trial else name
-            identity = newcomer.enrol(self.token, wanted)
-        elif (authority := self._authority(contacts)) is not None:
-            identity = authority.new_identity(Role.PEER, name)
-        else:
-            return None
-        if self.folder is not None and not self.trial:
-            try:
-                identity.save(self.folder)
-            except OSError as error:
-                raise errors.ConfigError(
-                    f"{self.folder}: {error}; choose another folder"
-                ) from error
+        folder = None if self.trial else self.folder
+        try:
+            if self.token is not None:
+                if not contacts:
+                    raise errors.UsageError("a token is for joining a run: say whom to join")
+                check_free(self.listen)
+                wanted = f"{TRIAL}{name}" if self.trial else name
+                identity = newcomer.enrol(self.token, wanted, folder)
+            elif (authority := self._authority(contacts)) is not None:
+                identity = authority.new_identity(Role.PEER, name)
+            else:
+                return None
+            if folder is not None:
+                identity.save(folder)
+        except OSError as error:
+            raise errors.ConfigError(f"{self.folder}: {error}; choose another folder") from error
         return identity
 
     def _authority(self, contacts: Sequence[str]) -> Authority | None:
-        """The run's, made where the run begins; None: without encryption. Raises ConfigError."""
+        """The run's, made where it begins; None: no encryption. Raises ConfigError, OSError."""
         held = Authority.load(self.folder) if self.folder is not None else None
         if held is not None or not self.public:
             return held
@@ -402,10 +404,7 @@ class Admission:
                 f"other machines can reach this peer, so {wanted} (or say --insecure: nothing is "
                 "encrypted then, and anybody may join)"
             )
-        try:
-            return Authority.make(self.folder)
-        except OSError as error:
-            raise errors.ConfigError(f"{self.folder}: {error}; choose another folder") from error
+        return Authority.make(self.folder)
 
 
 def check_free(listen: str | None) -> None:

@@ -125,6 +125,9 @@ def test_a_token_is_not_spent_by_a_peer_that_could_not_serve(tmp_path):
         with pytest.raises(AddressInUse, match=f"cannot listen on {listen}: .*--listen HOST:PORT"):
             flags(tmp_path / "a", listen=listen, token=token).identity(Newcomer(["127.0.0.1:1"]))
     assert not (tmp_path / "a").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="choose another folder"):
+        flags(tmp_path / "file", token=token).identity(Newcomer(["127.0.0.1:1"], wait_s=0.1))
 
 
 def test_without_a_folder_that_can_be_written_no_run_begins_on_a_network(tmp_path):

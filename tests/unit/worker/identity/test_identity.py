@@ -65,9 +65,7 @@ def test_a_token_lets_one_peer_in_and_says_nothing_of_it_elsewhere(run, tmp_path
     assert key not in repr(identity)
 
 
-def test_a_damaged_token_is_none_and_one_that_has_expired_or_was_wrapped_is_one(
-    run,
-):
+def test_a_damaged_token_is_none_and_one_that_has_expired_or_was_wrapped_is_one(run):
     text = str(run.create_token())
     other = "B" if text[40] == "A" else "A"
     damaged = text[:-9], text[9:], f"{text[:40]}{other}{text[41:]}"
@@ -109,6 +107,10 @@ def test_the_same_key_may_ask_again_when_an_answer_was_lost(run):
         assert Identity.of(key_to_pem(key), certificate, run.certificate).name == "w1"
     with pytest.raises(IdentityError, match="used up"):  # but under no other name
         run.admit(token.id, "w2", request_for(key))
+    again, asked = run.create_token(uses=2), request_for(new_key())
+    run.admit(again.id, "w4", asked)
+    with pytest.raises(IdentityError, match="has let this key in as 'w4'"):
+        run.admit(again.id, "w5", asked)
     again, asked = run.create_token(), request_for(key)
     for token_id, name in ((token.id, "w1"), (again.id, f"{TRIAL}w3")):
         asking = pb.EnrolRequest(name=name, request=asked)

@@ -103,7 +103,8 @@ def test_all_is_asked_over_one_client_whether_or_not_a_loop_runs(tmp_path, monke
 
     def joins() -> str:
         with serving(answers, identity=shown) as address, Newcomer([address]) as asks:
-            identity = asks.enrol(run.create_token(), "second")
+            identity, again = (asks.enrol(run.create_token(), "second", tmp_path) for _ in range(2))
+            assert identity.key == again.key, "though the first answer is lost"
             asks.ask_run(identity)
             asks.check_run(Config(), identity)
             return identity.name
@@ -117,11 +118,11 @@ def test_all_is_asked_over_one_client_whether_or_not_a_loop_runs(tmp_path, monke
 
 async def test_who_answers_has_turned_nobody_away(monkeypatch):
     away = admission.Untrusted("another authority")
-    answer = pb.JoinReply(manifest=RUN.pack()).SerializeToString()
+    answer = pb.JoinReply(manifest=RUN.pack(), seen_from="no host\33[2J").SerializeToString()
     asks, client = Newcomer(), AsyncMock(side_effect=[away, away, answer, away, away])
     monkeypatch.setattr(asks, "_transport", SimpleNamespace(call=client))
     found = [await asks._glance("a:1", False, 1.0) for _ in range(5)]
-    assert [each is not None for each in found] == [False, False, True, False, False]
+    assert [each and each.seen_from for each in found] == [None, None, "", None, None]
 
 
 # ---------------------------------------------------------------------------- what is remembered
@@ -132,7 +133,7 @@ def quiet(line: str) -> None:
 
 
 def test_members_are_remembered_for_the_same_command(tmp_path):
-    Remembered(RUN.run, ("a:1",), ("b:2", "w3@c:3", "d:4")).keep(tmp_path)
+    Remembered(RUN.run, ("a:1",), ("b:2", "w3@c:3", "odd", "d:4")).keep(tmp_path)
     known = Remembered(RUN.run, ("a:1",), ("b:2", "d:4"))  # nobody dials a relayed one at once
     for contacts in (["a:1"], ["x:1", "a:1"], ["b:2"]):
         assert folder.remembered(tmp_path, contacts, quiet) == known
