@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from murmuration.algorithms.link import Link
 from murmuration.protos.addresses import LOOPBACK_HOST
+from murmuration.protos.exit_codes import ending_signals
 from murmuration.protos.files import LineLog
 
 _WRAPPER = Path(__file__).with_name("die_with_parent.py")
@@ -23,9 +24,6 @@ _READ_BYTES = 64 * 1024
 _MAX_LINE_BYTES = 16 * 1024 * 1024
 _KEPT_ERRORS = 50
 _END_S = 5.0  # of the proxy
-_SIGNALS = tuple(  # Windows has no SIGHUP
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-)
 _SAME_PRESS_S = 0.3  # `timeout` and some shells send one Ctrl-C twice
 
 
@@ -189,7 +187,7 @@ class Interrupts:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupts":
-        self._before = {number: signal.signal(number, self._press) for number in _SIGNALS}
+        self._before = {number: signal.signal(number, self._press) for number in ending_signals()}
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,5 +1,6 @@
 """The exit codes of all commands, and the base of the errors that have one (`worker.errors`)."""
 
+import signal
 from enum import IntEnum
 from signal import SIGINT, Signals
 from typing import ClassVar
@@ -26,6 +27,12 @@ class MurmurError(Exception):
     exit_code: ClassVar[int] = ExitCode.FAILED
 
 
+def ending_signals() -> list[Signals]:
+    """Those that ask this process to end. Windows has no SIGHUP, and nohup has it ignored."""
+    named: list[Signals] = [getattr(signal, name, SIGINT) for name in ("SIGTERM", "SIGHUP")]
+    return [SIGINT, *(n for n in named if signal.getsignal(n) != signal.SIG_IGN)]
+
+
 def exit_words(code: int) -> str:
     """An exit code in words: `killed (SIGKILL)`, `exit 4`."""
     if code == ExitCode.DONE:
@@ -33,8 +40,6 @@ def exit_words(code: int) -> str:
     if code in (ExitCode.INTERRUPTED, -SIGINT):
         return "interrupted"
     if code < 0:
-        try:
-            return f"killed ({Signals(-code).name})"
-        except ValueError:
-            return f"killed (signal {-code})"
+        named = {number.value: number.name for number in Signals}
+        return f"killed ({named.get(-code, f'signal {-code}')})"
     return f"exit {code}"

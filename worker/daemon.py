@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from murmuration.protos.events import Log, new_event
-from murmuration.protos.exit_codes import ExitCode
+from murmuration.protos.exit_codes import ExitCode, ending_signals
 from murmuration.protos.files import RESULTS
 from murmuration.worker.config import Config, task_of
 from murmuration.worker.errors import CheckpointError, MurmurError, UsageError
@@ -259,8 +259,8 @@ class Worker:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Has SIGINT and SIGTERM end the run in good order, SIGTERM without an evaluation; a second
-        one at once. Once all is done, SIGTERM changes nothing any more."""
+        """Has signals end the run in good order, all but SIGINT without an evaluation; a second one
+        at once. Once all is done, SIGTERM changes nothing any more."""
 
         def stop(number: int, _frame: FrameType | None) -> None:
             if self._interrupted_by is not None:
@@ -269,7 +269,7 @@ class Worker:
             self._code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.DONE
             self._mailbox.answer(Stop(signal.Signals(number).name))
 
-        before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
+        before = {n: signal.signal(n, stop) for n in ending_signals()}
         try:
             yield
         finally:
@@ -332,7 +332,7 @@ class Worker:
             io=session.io,
             whole=whole,
             saved=self._saver.path,
-            hurried=lambda: self._noticed or self._interrupted_by == signal.SIGTERM,
+            hurried=lambda: self._noticed or self._interrupted_by not in (None, signal.SIGINT),
         )
         result["exit_code"] = code
         leave_json(self._options.out / "result.json", result, self._log)

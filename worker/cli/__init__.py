@@ -87,6 +87,11 @@ def main() -> None:
     except MurmurError as error:
         click.echo(f"murmur: {shown(' '.join(str(error).split()), _MAX_LINE)}", err=True)
         sys.exit(error.exit_code)
+    except PermissionError as error:
+        if error.filename is None:
+            raise
+        click.echo(f"murmur: {error.filename}: {error.strerror}; choose another folder", err=True)
+        sys.exit(ExitCode.CONFIGURATION)
     except Exception as error:
         if not lacks_memory(error):
             raise

@@ -281,6 +281,7 @@ NO_MEMORY = "there is not enough memory; end something else.*"
     ("error", "code", "says"),
     [
         (ConfigError("first\n   second"), 3, "first second"),
+        (PermissionError(errno.EACCES, "Denied", "a/b"), 3, "a/b: Denied; choose another folder"),
         (MemoryError(), 1, NO_MEMORY),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), 1, NO_MEMORY),
         (ImportError("libtorch_cpu.so: failed to map segment from shared object"), 1, NO_MEMORY),

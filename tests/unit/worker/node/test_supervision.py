@@ -69,9 +69,11 @@ def test_a_url_that_says_so_is_a_notice():
     assert said == asked.split()[:4]
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1/", "http://", "http://[", "http://a b/"])
-def test_a_url_that_does_not_answer_is_none(url):
-    assert not is_noticed(url)
+@pytest.mark.parametrize(
+    "source", ["http://127.0.0.1:1/", "http://", "http://[", "http://a b/", f"/{300 * 'a'}"]
+)
+def test_what_does_not_answer_or_cannot_be_looked_at_is_none(source):
+    assert not is_noticed(source)
 
 
 def test_a_notice_is_told_once(tmp_path, monkeypatch):
@@ -185,6 +187,19 @@ def test_a_second_signal_ends_a_worker_at_once(monkeypatch):
         assert ended == []
         signal.raise_signal(signal.SIGTERM)
     assert ended == [128 + signal.SIGTERM]
+
+
+def test_a_worker_whose_terminal_closes_saves_and_under_nohup_goes_on():
+    worker: Any = SimpleNamespace(_interrupted_by=None, _mailbox=Mailbox(), _done=False)
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        for handler, told in ((signal.SIG_IGN, None), (signal.SIG_DFL, Stop("SIGHUP"))):
+            signal.signal(signal.SIGHUP, handler)
+            with daemon.Worker._signals(worker):
+                signal.raise_signal(signal.SIGHUP)
+            assert worker._mailbox.poll() == told
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_signal_that_does_not_wake_the_train_thread_is_heard():
