@@ -238,8 +238,9 @@ class Mailbox:
             raise RuntimeError("the I/O thread is not running")
         if self._io_loop is None:
             self._deliver(message)
-        elif not self._io_loop.is_closed():
-            self._io_loop.call_soon_threadsafe(self._deliver, message)
+        else:
+            with suppress(RuntimeError):  # the loop is closed: a `Stop` says why
+                self._io_loop.call_soon_threadsafe(self._deliver, message)
 
     def answer(self, message: ToTrain | LeaseMessage) -> None:
         """io, or a signal handler: never blocks."""
