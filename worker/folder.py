@@ -193,7 +193,7 @@ def _addresses(given: object) -> list[str]:
 
 
 def _is_dialled(address: object) -> bool:
-    """Whether it is HOST:PORT: peers may say anything, and relays are not known at the start."""
+    """Tells HOST:PORT from what else a peer may say of itself, and from a relayed address."""
     with suppress(ValueError):
         fits = isinstance(address, str) and "@" not in address and len(address) <= _LONGEST
         return fits and bool(split_address(str(address)))

@@ -237,8 +237,8 @@ def new_key() -> ec.EllipticCurvePrivateKey:
 
 
 def kept_key(folder: Path | None) -> ec.EllipticCurvePrivateKey:
-    """That of a peer without a certificate, kept before it asks for one: the same key is given one
-    again, where the answer was lost. Raises OSError, IdentityError."""
+    """Returns the key to ask for a certificate with, kept before: where the answer was lost, that
+    one is certified again. Raises OSError, IdentityError."""
     if folder is None:
         return new_key()
     check_private(path := folder / FOLDER / _KEY)
