@@ -15,6 +15,7 @@ from murmuration.protos.addresses import is_loopback, split_address, with_host
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.worker.cli.options import options, web_option
 from murmuration.worker.views import PagePlace
+from murmuration.worker.views.lines import lasting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -141,7 +142,9 @@ def swarm(typed: Launch, json_path: str | None) -> None:
 
     to_stdout = json_path == "-"
     path = Path(json_path) if json_path and not to_stdout else None
-    code, report = run_swarm(launch, _console(stderr=to_stdout), path)
+    console = _console(stderr=to_stdout)
+    console.file = lasting(console.file)  # training goes on without readers
+    code, report = run_swarm(launch, console, path)
     if to_stdout:
         click.echo(json.dumps(report, indent=1))
     sys.exit(code)

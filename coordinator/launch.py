@@ -106,8 +106,8 @@ class Launch(RunFlags):
             )
         counted = [s for s in self.settings if s.partition("=")[0].strip() == "stages.count"]
         if self.config is not None and self.stages is None and not counted:
-            with suppress(OSError, ValueError):  # a file that cannot be read is theirs to refuse
-                read = tomllib.loads(self.config.read_text()).get("stages", {})
+            with suppress(OSError, ValueError, AttributeError):  # such a file is theirs to refuse
+                read = tomllib.loads(self.config.read_text("utf-8-sig")).get("stages", {})
                 if read.get("count", 1) != 1:
                     counted = [f"{self.config}: [stages] count = {read['count']}"]
         if counted:

@@ -13,7 +13,6 @@ from murmuration.worker.views.summary import map_of, maps_of
 Report = dict[str, Any]
 
 _LONGEST = 5
-_LINK_KEYS = ("link", "link_bytes")  # None where workers were on loopback
 _SETTING_COUNTS = ("inner_steps", "seed", "params", "fragments")
 _PEER_COUNTS = (
     "tokens", "payload_bytes_sent", "payload_bytes_received", "ddp_bytes", "probe_bytes_sent",
@@ -42,13 +41,10 @@ def build_report(
     were from their group's mean when they last met, relative to its size. `loop_lag_ms` is the
     worst worker's. `bytes_ratio` says how many times more DDP would have sent. A worker that ended
     without a result stands in `peers` with what was last heard of it, its counts null where it
-    could not be asked. What differs with a model in stages: see `staged_figures`.
-
-    Args:
-        settings: preset, steps, inner_steps and seed as typed, where no worker has reported them;
-            link and link_bytes (sent and received of each worker) of shaped links; reporter, the
-            worker whose folder this is: its checkpoint is the one to name.
-        elapsed_s: from the command's start to its end.
+    could not be asked. What differs with a model in stages: see `staged_figures`. Args: settings:
+    preset, steps, inner_steps and seed as typed, where no worker has reported them; link and
+    link_bytes (sent and received of each worker) of shaped links; reporter, whose folder this is:
+    its checkpoint is the one to name; elapsed_s: from the command's start to its end.
     """
     told, peers = _Results(records), [_peer(record) for record in records]
     known = dict(settings) | told.settings()
@@ -65,7 +61,7 @@ def build_report(
         "step": max((record.step for record in records), default=0),
         **{key: known.get(key) for key in _SETTING_COUNTS},
         "loss_unit": told.first("loss_unit"),
-        **{key: known.get(key) for key in _LINK_KEYS},
+        **{key: known.get(key) for key in ("link", "link_bytes")},  # None on loopback
         **{key: told.mean(key) for key in _MEANS},
         "elapsed_s": round(elapsed_s, 3),
         "rounds_completed": max((record.rounds_completed or 0 for record in records), default=0),

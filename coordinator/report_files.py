@@ -79,8 +79,11 @@ def report_of_folder(folder: Path, console: Console | None, *, picture: bool = T
             )
     elif (folder / _REPORT).exists():
         report = _read(folder / _REPORT)
-        if console is not None:
-            print_report(report, console)
+        try:
+            print_report(report, console or Console(file=io.StringIO()))
+        except (LookupError, TypeError, ValueError) as error:
+            why = f"{folder / _REPORT} is no report of this version: {error!r}"
+            raise Failure(why, ExitCode.CHECKPOINT) from error
         return report
     raise Failure(
         f"{folder} holds neither {RESULTS} nor {_REPORT}: name the folder of a worker or a swarm "

@@ -162,8 +162,8 @@ def run_swarm(
     with Interrupts() as interrupts:  # to the end: more of them must not cost the report
         began_s = time.monotonic()
         created = not launch.out.exists()
-        try:
-            launch.out.mkdir(parents=True, exist_ok=True)
+        try:  # another swarm may have made it a moment ago
+            launch.out.mkdir(parents=True, exist_ok=not created)
         except OSError as error:
             told = f"--out {launch.out}: cannot be made: {error.strerror}; choose another folder"
             raise Failure(told, ExitCode.USAGE) from error

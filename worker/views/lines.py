@@ -2,11 +2,12 @@
 
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from murmuration.protos import events, figures
 from murmuration.protos.addresses import is_loopback, public_address, split_address
@@ -244,6 +245,25 @@ def _computed(kind: str, event: Event) -> str | None:
             quiet = ended in ("done", "interrupted")
             return None if quiet else ended + (f": {reason}" if reason else "")
     return None
+
+
+class _Lasting:
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> None:
+        try:
+            print(text, end="", file=self._stream, flush=True)
+        except OSError:  # what is held by now has to go somewhere too, at the end at the latest
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+
+def lasting(stream: IO[str]) -> IO[str]:
+    """Returns one that prints nothing more once the reader has gone, or the disk is full."""
+    return cast(IO[str], _Lasting(stream))
 
 
 # What a person must know or act on.

@@ -29,7 +29,7 @@ def test_stages_are_shared_out_in_turns_and_checkpoints_keep_theirs():
 @pytest.mark.parametrize("where", ["--set", "file"])
 def test_stages_are_counted_by_the_flag(where, tmp_path):
     path = tmp_path / "run.toml"
-    path.write_text("[stages]\ncount = 2\n")
+    path.write_text("\ufeff[stages]\ncount = 2\n")
     other = {"config": path} if where == "file" else {"settings": ("stages.count=2",)}
     with pytest.raises(Failure, match="counted by --stages"):
         Launch(workers=2, out=tmp_path, **other).check()
@@ -37,6 +37,8 @@ def test_stages_are_counted_by_the_flag(where, tmp_path):
     with pytest.raises(Failure, match="2 stages cannot share them evenly; take 2 or a multiple"):
         Launch(workers=3, stages=2, out=tmp_path, config=path).check()
     Launch(workers=2, out=tmp_path, config=tmp_path / "missing.toml").check()
+    path.write_text("stages = 3")
+    Launch(workers=2, out=tmp_path, config=path).check()  # its workers say what is wrong
 
 
 def test_workers_share_the_cores(monkeypatch):

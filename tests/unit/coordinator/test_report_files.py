@@ -64,9 +64,10 @@ def test_what_is_no_report_is_one_line(tmp_path, text):
     with pytest.raises(Failure, match="holds neither") as raised:
         report_of_folder(tmp_path, None)
     assert raised.value.exit_code == ExitCode.CHECKPOINT  # as `murmur generate` of it
-    (tmp_path / "results.json").write_text(text)
-    with pytest.raises(Failure):
-        report_of_folder(tmp_path, None)
+    for name in ("report.json", "results.json"):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(Failure):
+            report_of_folder(tmp_path, None)
 
 
 @pytest.fixture

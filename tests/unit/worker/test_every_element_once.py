@@ -42,12 +42,7 @@ def fragment_counts(schema: Sequence[TensorSpec]) -> st.SearchStrategy[int]:
 
 @given(models(), st.data(), PATTERNS, PLANS, GROUPS, st.integers(0, 2**64 - 1))
 def test_every_element_has_one_shard_and_every_shard_one_reducer(
-    schema,
-    data,
-    pattern,
-    plan,
-    group,
-    run,
+    schema, data, pattern, plan, group, run
 ):
     fragments = partition(schema, data.draw(fragment_counts(schema)), pattern)
     assert Counter(spec for each in fragments for spec in each.specs) == Counter(schema)

@@ -112,13 +112,7 @@ def rounds_of(*peers: FragmentReplica) -> None:
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("preset", ["diloco", "streaming"])
-def test_what_is_no_number_stays_and_the_rest_is_averaged(
-    preset,
-    dtype,
-    first,
-    second,
-    expected,
-):
+def test_what_is_no_number_stays_and_the_rest_is_averaged(preset, dtype, first, second, expected):
     models = [Placeholders(values, dtype) for values in (first, second)]
     replicas = [replica_of(model, preset)[0] for model in models]
     replicas[1].take_over(replicas[0].state, keep=False)  # all begin with the first one's

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from murmuration.worker.views.lines import PlainLines, SwarmLines, describe
+from murmuration.worker.views.lines import PlainLines, SwarmLines, describe, lasting
 
 
 @pytest.mark.parametrize(
@@ -165,3 +165,9 @@ def test_a_fault_is_said_once_by_all_that_find_it_and_once_when_it_is_gone(said)
         ("w0", True, f"slow: {words}"),
     ):
         assert said(peer, "located", found=found, verdict=verdict) == line
+
+
+def test_what_a_full_disk_does_not_take_is_no_error():
+    with open("/dev/full", "w") as full:
+        for _ in range(2):
+            print("a line", file=lasting(full), flush=True)
