@@ -243,7 +243,7 @@ class Swarm:
             problem: when it is to run something else than the others.
             advertise: where the others are told to reach it.
             relayed: whether it may be reached through relays.
-            min_peers, wait_s: as `JoinConfig` has them.
+            min_peers, wait_s: as `NodeConfig` has them.
             before: an earlier life of the peer, from whose states it goes on.
         """
         problem, address = problem or self.problem, address or name

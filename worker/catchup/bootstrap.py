@@ -4,7 +4,6 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -26,6 +25,7 @@ from murmuration.worker.membership.gossip import GossipService
 from murmuration.worker.training.mailbox import AllStarted, Published, SkipAhead, Started
 
 if TYPE_CHECKING:
+    from murmuration.worker.node.component import NodeConfig
     from murmuration.worker.node.node import Node
 
 _HINT_S = 0.5
@@ -41,22 +41,12 @@ _LOOK_S, _ASKED = 1.0, 16  # how often peers are asked for their reductions, and
 _BACK = 4  # rounds up to the one after which states are seen to differ
 
 
-@dataclass(frozen=True, kw_only=True)
-class JoinConfig:
-    """How a peer comes into its swarm."""
-
-    joins: tuple[str, ...] = ()  # addresses to try, again and again until the run starts
-    remembered: tuple[str, ...] = ()  # of a former life; who answers there may be anybody
-    min_peers: int | None = 1  # to be ready before the start; None leaves that to the others
-    wait_s: float = 120.0  # how long to wait for them
-
-
 class Bootstrap:
     """Waits for enough peers, takes over what a run under way has, and repairs ever after: in pairs
     the position in the schedule, and at the end the one state if there is to be one."""
 
     def __init__(
-        self, config: JoinConfig, plan: Plan, first_contact: FirstContact, node: "Node"
+        self, config: "NodeConfig", plan: Plan, first_contact: FirstContact, node: "Node"
     ) -> None:
         self._first_contact, gossip = first_contact, first_contact.gossip
         self._config, self._plan, self._gossip, self._node = config, plan, gossip, node

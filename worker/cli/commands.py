@@ -7,13 +7,13 @@ import socket
 import sys
 import uuid
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -32,7 +32,6 @@ from murmuration.worker.views.lines import PlainLines, announce_as_json
 from murmuration.worker.views.tracking import Trackers
 
 if TYPE_CHECKING:
-    from murmuration.worker.catchup.bootstrap import JoinConfig
     from murmuration.worker.config import Config
     from murmuration.worker.identity.certificates import Identity
     from murmuration.worker.node.admission import Newcomer
@@ -226,7 +225,6 @@ def up(
     RUN is the run's TOML file. Without one the defaults train on Python's own sources.
     """
     flags.begin(*joins)
-    from murmuration.worker.catchup.bootstrap import JoinConfig
     from murmuration.worker.config import load_config
 
     settings, typed = said.read()
@@ -246,8 +244,8 @@ def up(
     with flags.newcomer(contacts, wait_s) as newcomer:
         identity = flags.identity(newcomer)
         found = flags.found(contacts, newcomer.check_run(config, identity))
-    waits = JoinConfig(joins=joins, remembered=newcomer.remembered, min_peers=wanted, wait_s=wait_s)
-    return _run(config, flags, waits, found, identity)
+    waits = {"joins": joins, "min_peers": wanted, "wait_s": wait_s}
+    return _run(config, flags, waits | {"remembered": newcomer.remembered}, found, identity)
 
 
 @click.command()
@@ -279,7 +277,6 @@ def join(
     if not addresses:
         raise UsageError(f"{config}: say whom to join too, as HOST:PORT")
     flags.begin(*addresses)
-    from murmuration.worker.catchup.bootstrap import JoinConfig
     from murmuration.worker.node.admission import check_version, clock_warning, join_config
 
     with flags.newcomer(addresses, wait_s) as newcomer:
@@ -299,13 +296,9 @@ def join(
                 held = newcomer.stage_to_serve(first.address, merged.stages, identity)
             flags = replace(flags, stage=held)
     # A joiner never starts a run by itself; it waits as long as the peers that are there do.
-    waits = JoinConfig(
-        joins=first.peers(addresses),
-        remembered=newcomer.remembered,
-        min_peers=None,
-        wait_s=math.inf if wait_s is None else wait_s,
-    )
-    return _run(merged, flags, waits, found, identity)
+    limit_s = math.inf if wait_s is None else wait_s
+    waits = {"joins": first.peers(addresses), "min_peers": None, "wait_s": limit_s}
+    return _run(merged, flags, waits | {"remembered": newcomer.remembered}, found, identity)
 
 
 def addresses_and_run(
@@ -433,10 +426,11 @@ def assemble(run: Path, out: Path | None, settings: tuple[str, ...]) -> None:
 def _run(
     config: "Config",
     flags: WorkerFlags,
-    waits: "JoinConfig",
+    waits: Mapping[str, Any],
     found: FoundHost | None,
     identity: "Identity | None",
 ) -> int:
+    """Args: waits: for whom and how long, as fields of `NodeConfig`."""
     import torch
 
     from murmuration.worker.daemon import WorkerOptions, run_worker
@@ -445,7 +439,7 @@ def _run(
     if flags.threads is not None:
         torch.set_num_threads(flags.threads)
     node = NodeConfig(
-        **vars(waits),
+        **waits,
         peer=identity.name if identity else flags.name or _default_name(flags.out),
         listen=flags.listen,
         proxy=flags.proxy,

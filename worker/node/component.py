@@ -7,7 +7,6 @@ from random import Random, SystemRandom
 
 from murmuration.protos.events import Log
 from murmuration.worker.background import Offload
-from murmuration.worker.catchup.bootstrap import JoinConfig
 from murmuration.worker.exchange.allreduce.mean import Residuals
 from murmuration.worker.identity.authority import Credentials
 from murmuration.worker.leases import Ledger
@@ -17,10 +16,14 @@ from murmuration.worker.views import PagePlace
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeConfig(JoinConfig):
+class NodeConfig:
     """The settings of a node; addresses are HOST:PORT."""
 
     peer: str
+    joins: tuple[str, ...] = ()  # to try, again and again until the run starts
+    remembered: tuple[str, ...] = ()  # likewise, of a former life: anybody may answer there
+    min_peers: int | None = 1  # to be ready before the start; None leaves that to the others
+    wait_s: float = 120.0  # how long to wait for them
     listen: str = "127.0.0.1:0"
     proxy: str | None = None  # of HTTP CONNECT
     advertise: str | None = None  # what others dial, with port 0 for the bound one

@@ -150,6 +150,8 @@ class Node:
         self._others_at = 0  # a step of the schedule
         self._closing = asyncio.Event()
         self.close, self.deliver = self._closing.set, self._from_train.put_nowait
+        # Returns when all that was delivered is dealt with, but for rounds that are to begin.
+        self.settled = self._from_train.join
         self._group: asyncio.TaskGroup | None = None
 
     # ------------------------------------------------------------------------------- composition
@@ -334,7 +336,7 @@ class Node:
         plan = self._config.plan
         if self.stages is not None or plan.exchange != "mean" or plan.payload == "gradient":
             return
-        training = [m for m in self.replicas if m.live and m.phase is Phase.TRAINING]
+        training = [m for m in self.gossip.replicas if m.live and m.phase is Phase.TRAINING]
         steps = sorted(member.step for member in training)
         if steps and (step := steps[(len(steps) - 1) // 2]) != self._others_at:
             self._others_at = step
@@ -356,10 +358,6 @@ class Node:
         return pb.MeasureReply().SerializeToString()
 
     # ------------------------------------------------------------------------- the train thread
-
-    async def settled(self) -> None:
-        """Returns when all that was delivered is dealt with, but for rounds that are to begin."""
-        await self._from_train.join()
 
     async def _read_messages(self) -> None:
         while True:
@@ -459,7 +457,7 @@ class Node:
         late = [p for reducer in self._reducers for p in reducer.take_late(fragment)]
         silent = list[str]()
         if isinstance(result, mail.RoundDone):
-            most = 3 * result.contributors >= 2 * (1 + len(self.replicas))
+            most = 3 * result.contributors >= 2 * (1 + len(self.gossip.replicas))
             if self._config.plan.waits_for_nobody and result.missed and most:
                 late += 2 * [me]
             self.held.took_part(fragment, round_, result.parts, result.received)
@@ -470,7 +468,7 @@ class Node:
             tried_s = self.clock() - self._tried_since.get(fragment, self.clock())
             # Where most do not answer, what is wrong is this peer's own link. A peer that answers
             # at once that a round is over may be right.
-            few = len(unanswered) <= max(1, len(self.replicas) // 2)
+            few = len(unanswered) <= max(1, len(self.gossip.replicas) // 2)
             if few and tried_s >= self.context.config.grace_s:
                 silent = unanswered
             self._rounds.gave_up(fragment, round_, ", ".join(result.waiting_for))
@@ -486,14 +484,6 @@ class Node:
         """Ends this peer's own rounds of a fragment, which a fetched state supersedes."""
         for rounds in dict.fromkeys((self._final, self._own_rounds)):
             rounds.give_up(fragment, reason)
-
-    @property
-    def members(self) -> Sequence[Member]:
-        return self.gossip.members
-
-    @property
-    def replicas(self) -> Sequence[Member]:
-        return self.gossip.replicas
 
     @property
     def partners(self) -> Container[str]:

@@ -118,10 +118,10 @@ class StageLifecycle:
     def _fetched(self, stages: Iterable[int]) -> dict[int, list[Tensor]]:
         config, context = self._config, self._context
         momenta = config.plan.payload == "pseudo_gradient" and config.plan.exchange != "none"
-        of_stages = {stage: part.stage_fragments(self._task, config, stage) for stage in stages}
+        parts = {stage: part.part_of(self._task, config, stage) for stage in stages}
         expected = {
-            stage: {f.index: (f.elements, f.elements * momenta) for f in fragments}
-            for stage, fragments in of_stages.items()
+            stage: {f.index: (f.elements, f.elements * momenta) for f in each.fragments(config)}
+            for stage, each in parts.items()
         }
         try:
             return self._io.do(lambda: part.fetch_stages(context, expected), _PATIENCE_S)

@@ -86,16 +86,12 @@ def part_of(task: Task, config: Config, stage: int = 0) -> Part:
     return Part(task.stage(first, last, outer=stage == 0), stage, whole)
 
 
-def stage_fragments(task: Task, config: Config, stage: int) -> tuple[Fragment, ...]:
-    """The fragments of one stage, as the peers that serve it lay them out."""
-    return part_of(task, config, stage).fragments(config)
-
-
 def whole_model(task: Task, config: Config, anchors: Anchors) -> dict[str, Tensor]:
     """The anchor of every parameter by name, in the order of the model, from its stages."""
     whole: dict[str, Tensor] = {}
     for stage, flat in anchors.items():
-        for fragment, anchor in zip(stage_fragments(task, config, stage), flat, strict=True):
+        fragments = part_of(task, config, stage).fragments(config)
+        for fragment, anchor in zip(fragments, flat, strict=True):
             whole.update(fragment.views(anchor))
     return {name: whole[name] for name, _ in task.model().named_parameters() if name in whole}
 

@@ -149,7 +149,7 @@ class FaultLocator(Component):
             self._host.spawn(self.look())
 
     async def look(self) -> None:
-        live = asked = [member for member in self._host.replicas if member.live]
+        live = asked = [member for member in self._host.gossip.replicas if member.live]
         if len(live) > _AT_ONCE:
             start, self._turn = self._turn % len(live), self._turn + _AT_ONCE
             asked = [*live, *live][start : start + _AT_ONCE]

@@ -43,7 +43,7 @@ class ResultExchange(Component):
 
     def on_view(self, view: View) -> None:
         """Membership has changed: a peer that goes is remembered as it was last."""
-        for member in self._host.members:
+        for member in self._host.gossip.members:
             if member.peer in self._known or len(self._known) < _MOST:
                 self._known[member.peer] = member
 
@@ -101,7 +101,7 @@ class ResultExchange(Component):
         return [each for each in self._others() if self._tries[each.peer] < _TRIES]
 
     def _others(self) -> list[Member]:
-        members = self._host.members
+        members = self._host.gossip.members
         mine = (each.unreachable for each in members if each.peer == self._me)
         left_out = {self._me}.union(*mine)
         return [each for each in members if each.live and each.peer not in left_out]

@@ -15,12 +15,7 @@ from torch import Tensor
 from murmuration.algorithms.plan import PRESETS
 from murmuration.worker.membership import Health, Member, Phase
 from murmuration.worker.pipeline import lifecycle
-from murmuration.worker.pipeline.part import (
-    neighbour_weights,
-    part_of,
-    rebuilt_stage,
-    stage_fragments,
-)
+from murmuration.worker.pipeline.part import neighbour_weights, part_of, rebuilt_stage
 from murmuration.worker.pipeline.profile import Profile
 from murmuration.worker.training.fragment import FragmentReplica
 from murmuration.worker.training.loop import Trainer
@@ -48,7 +43,10 @@ def member(stage: int, norm: float) -> Member:
 def fetcher(there: list[int]) -> Callable[..., Coroutine[None, None, dict[int, list[Tensor]]]]:
     """Stands for `fetch_stages`: all values of stage n are n + 1."""
 
-    cut = {stage: stage_fragments(PROBLEM.task, PROBLEM.config, stage) for stage in there}
+    cut = {
+        stage: part_of(PROBLEM.task, PROBLEM.config, stage).fragments(PROBLEM.config)
+        for stage in there
+    }
 
     async def fetch_stages(*_: object) -> dict[int, list[Tensor]]:
         return {n: [torch.full((each.elements,), n + 1.0) for each in cut[n]] for n in cut}
@@ -97,7 +95,7 @@ def test_a_neighbour_with_fewer_layers_lends_its_last_one():
     problem = StagedProblem(count=3, cut=(1, 3, 2), layers=6)
     task, config = problem.task, problem.config
     values = {name: value.detach() for name, value in task.model().named_parameters()}
-    cut = {stage: stage_fragments(task, config, stage) for stage in (0, 2)}
+    cut = {stage: part_of(task, config, stage).fragments(config) for stage in (0, 2)}
     anchors = {stage: [each.flatten(values) for each in cut[stage]] for stage in cut}
     made = rebuilt_stage(task, config, 1, anchors, {0: 0.25, 2: 0.75})
     for layer, behind in ((1, 4), (2, 5), (3, 5)):

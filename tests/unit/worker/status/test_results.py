@@ -28,7 +28,8 @@ class Peers:
     def __init__(self, *names: str) -> None:
         self.members = [member(name) for name in names]
         self.now_s, self.deaf, self.calls = 0.0, set[str](), 0
-        self.transport, self.clock = self, lambda: self.now_s
+        self.gossip = self.transport = self
+        self.clock = lambda: self.now_s
         self.results = {name: ResultExchange(name, RUN, self) for name in names}
         self.work: list[Coroutine[None, None, None]] = []
         for each in self.results.values():
