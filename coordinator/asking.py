@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from murmuration.coordinator import Failure
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos import murmuration_pb2_grpc as rpc
 from murmuration.protos import reach
 from murmuration.protos.addresses import alternatives, split_relayed
 from murmuration.protos.documents import STATUS_BYTES, BadDocument, unpack
 from murmuration.protos.events import printable, text_of
-from murmuration.protos.exit_codes import ExitCode
+from murmuration.protos.exit_codes import ExitCode, MurmurError
 from murmuration.protos.figures import shown
 from murmuration.worker.identity.certificates import Identity, is_encrypted_run
 from murmuration.worker.views import PagePlace
@@ -42,8 +41,8 @@ Ask = Callable[[str, float], Document]
 def ask(
     address: str, timeout_s: float = TIMEOUT_S, identity: Identity | None = None
 ) -> dict[str, Any]:
-    """The status of the worker or coordinator that answers at `address`. Raises Failure: none did
-    in time, or it was no status. Args: identity: of a member, where the run is encrypted."""
+    """The status of the worker or coordinator that answers at `address`. Raises MurmurError: none
+    did in time, or it was no status. Args: identity: of a member, where the run is encrypted."""
     began_s = time.monotonic()
     try:
         target = reach.target_of(address)
@@ -59,16 +58,16 @@ def ask(
             return unpack(reply.document, STATUS_BYTES)
     except reach.UnknownName as error:
         told = f"{address} does not answer: {error}; {reach.CHECK_ADDRESS}"
-        raise Failure(told, ExitCode.UNREACHABLE) from error
+        raise MurmurError(told, ExitCode.UNREACHABLE) from error
     except grpc.RpcError as error:
         waited_s = time.monotonic() - began_s
         raise _failed(address, error, waited_s, secure=identity is not None) from error
     except BadDocument as error:
         told = f"{address} answers, but not with a status: {error}"
-        raise Failure(told, ExitCode.UNREACHABLE) from error
+        raise MurmurError(told, ExitCode.UNREACHABLE) from error
 
 
-def _failed(address: str, error: grpc.RpcError, waited_s: float, *, secure: bool) -> Failure:
+def _failed(address: str, error: grpc.RpcError, waited_s: float, *, secure: bool) -> MurmurError:
     code, details = error.code().name, printable(" ".join((error.details() or "").split()))
     why, exit_code = reach.mismatch(details, encrypts=secure), ExitCode.UNREACHABLE
     if code == "UNIMPLEMENTED":
@@ -86,8 +85,8 @@ def _failed(address: str, error: grpc.RpcError, waited_s: float, *, secure: bool
         elif secure:
             told = "is of another run than the folder that --run names"
         else:
-            return Failure(f"{address}: {reach.ENCRYPTED_RUN}", exit_code)
-    return Failure(f"{address} {told}", exit_code)
+            return MurmurError(f"{address}: {reach.ENCRYPTED_RUN}", exit_code)
+    return MurmurError(f"{address} {told}", exit_code)
 
 
 class AskedSwarm:
@@ -99,7 +98,7 @@ class AskedSwarm:
         self._known: list[str] = []  # addresses of live peers
 
     def look(self) -> Look:
-        """Asks each for its status now. Raises Failure: nobody answers."""
+        """Asks each for its status now. Raises MurmurError: nobody answers."""
         first = self._first()
         live = [each for each in maps_of(first, "members") if text_of(each, "health") in LIVE]
         self._known = [text_of(each, "address") or "" for each in live]
@@ -113,28 +112,28 @@ class AskedSwarm:
         )
 
     def serve_page(self, place: PagePlace, *, encrypted: bool) -> "PageServer":
-        """Serves the page until it is closed; it asks on a thread of its own. Raises Failure: it
-        cannot listen. Args: encrypted: speaks HTTPS off loopback, with the folder's certificate."""
+        """Serves the page until it is closed; it asks on a thread of its own. Raises MurmurError:
+        it cannot listen. Args: encrypted: whether to speak HTTPS off loopback."""
         from murmuration.worker.views.page import PageServer
 
         def look() -> Look:
             try:
                 return self.look()
-            except Failure as error:
-                raise TimeoutError(error.message) from error
+            except MurmurError as error:
+                raise TimeoutError(str(error)) from error
 
         try:
             return PageServer(place, look, encrypted=encrypted)
         except OSError as error:
-            raise Failure(str(error), ExitCode.ADDRESS_IN_USE) from error
+            raise MurmurError(str(error), ExitCode.ADDRESS_IN_USE) from error
 
     def _first(self) -> Document:
-        """The status of the first that answers. Raises Failure: of the one asked for."""
+        """The status of the first that answers. Raises MurmurError: of the one asked for."""
         try:
             return self._ask(self._address, _PEER_S if self._known else TIMEOUT_S)
-        except Failure:
+        except MurmurError:
             for address in self._known:
-                with suppress(Failure):
+                with suppress(MurmurError):
                     return self._ask(address, _PEER_S)
             raise
 
@@ -143,7 +142,7 @@ class AskedSwarm:
         if split_relayed(address) is not None:  # a relay leads members to it, and not this command
             return None
         for each in alternatives(address):
-            with suppress(Failure):
+            with suppress(MurmurError):
                 answer = self._ask(each, _PEER_S)
                 if text_of(answer, "peer") == text_of(member, "peer"):  # it may be another's now
                     return answer

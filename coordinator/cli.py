@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from murmuration.coordinator import Failure
 from murmuration.coordinator.launch import Launch
 from murmuration.protos.addresses import is_loopback, split_address, with_host
-from murmuration.protos.exit_codes import ExitCode
+from murmuration.protos.exit_codes import ExitCode, MurmurError
 from murmuration.worker.cli.options import options, web_option
 from murmuration.worker.views import PagePlace
 from murmuration.worker.views.lines import lasting
@@ -154,15 +153,15 @@ def _check_address(address: str) -> tuple[str, int]:
     try:
         return split_address(address)
     except ValueError as error:
-        raise Failure(str(error), ExitCode.USAGE) from error
+        raise MurmurError(str(error), ExitCode.USAGE) from error
 
 
 def _page_place(web: str | None, folder: Path) -> PagePlace | None:
-    """Raises Failure: it is neither a port nor HOST:PORT."""
+    """Raises MurmurError: it is neither a port nor HOST:PORT."""
     try:
         return None if web is None else PagePlace(with_host(web), folder)
     except ValueError as error:
-        raise Failure(
+        raise MurmurError(
             f"--web {web}: write a port of this machine, such as 8900, or HOST:PORT where others "
             "are to read it",
             ExitCode.USAGE,

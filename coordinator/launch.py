@@ -15,8 +15,7 @@ from typing import Any
 import click
 
 from murmuration.algorithms.link import Link, parse_link
-from murmuration.coordinator import Failure
-from murmuration.protos.exit_codes import ExitCode
+from murmuration.protos.exit_codes import ExitCode, MurmurError
 from murmuration.worker.cli.options import RunFlags, option, track_option, web_option
 
 # -P: a folder called worker or protos where the user happens to be is not ours.
@@ -74,9 +73,9 @@ class Launch(RunFlags):
 
     @classmethod
     def of(cls, typed: Any) -> "Launch":
-        """Fills in what was left open. Raises Failure: options do not fit one another."""
+        """Fills in what was left open. Raises MurmurError: options do not fit one another."""
         if typed.resume and typed.out is None:
-            raise Failure(
+            raise MurmurError(
                 "--resume: name the folder of the run to go on with, as --out DIR", ExitCode.USAGE
             )
         workers = (typed.stages or 4) if typed.workers is None else typed.workers
@@ -90,16 +89,16 @@ class Launch(RunFlags):
         return launch
 
     def check(self) -> None:
-        """Says what no worker can know. The rest is theirs to refuse. Raises Failure."""
+        """Says what no worker can know. The rest is theirs to refuse. Raises MurmurError."""
         if not 1 <= self.workers <= MAX_WORKERS:
-            raise Failure(
+            raise MurmurError(
                 f"--workers {self.workers}: one machine takes 1 to {MAX_WORKERS}, each a process "
                 "with a model of its own; choose a number in between, or start `murmur up` on more "
                 "machines",
                 ExitCode.USAGE,
             )
         if self.stages is not None and self.workers % self.stages:
-            raise Failure(
+            raise MurmurError(
                 f"--workers {self.workers}: {self.stages} stages cannot share them evenly; take "
                 f"{self.stages} or a multiple of it",
                 ExitCode.USAGE,
@@ -111,20 +110,20 @@ class Launch(RunFlags):
                 if read.get("count", 1) != 1:
                     counted = [f"{self.config}: [stages] count = {read['count']}"]
         if counted:
-            raise Failure(
+            raise MurmurError(
                 f"{counted[0]}: the workers of a swarm are counted by --stages, such as --stages 2",
                 ExitCode.CONFIGURATION,
             )
         self.link_of()
         if self.resume and not self.out.is_dir():
-            raise Failure(
+            raise MurmurError(
                 f"--resume: there is no folder {self.out}; name that of the run to go on with, as "
                 "--out DIR",
                 ExitCode.USAGE,
             )
 
     def link_of(self) -> dict[str, Link | None]:
-        """The link of each worker: its own, or the common one; empty without. Raises Failure."""
+        """The link of each worker: its own or the common one; empty without. Raises MurmurError."""
         found: dict[str, Link] = {}  # the common one under no name
         try:
             for text in self.links:
@@ -138,7 +137,7 @@ class Launch(RunFlags):
                     raise ValueError(f"link {text!r}: a second one for {how}")
                 found[name] = parse_link(rest)
         except ValueError as error:
-            raise Failure(f"--link: {error}", ExitCode.CONFIGURATION) from error
+            raise MurmurError(f"--link: {error}", ExitCode.CONFIGURATION) from error
         return {name: found.get(name, found.get("")) for name in self.names} if found else {}
 
     @property

@@ -14,7 +14,6 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from murmuration.coordinator import Failure
 from murmuration.coordinator.asking import AskedSwarm, ask
 from murmuration.coordinator.registry import Registry
 from murmuration.protos import addresses
@@ -22,7 +21,7 @@ from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos import murmuration_pb2_grpc as rpc
 from murmuration.protos.documents import pack
 from murmuration.protos.events import Event, Log, Warnings, new_event, printable
-from murmuration.protos.exit_codes import ExitCode
+from murmuration.protos.exit_codes import ExitCode, MurmurError
 from murmuration.protos.files import print_line
 from murmuration.protos.reach import cannot_listen, listening_problem
 from murmuration.worker.identity import certificates
@@ -146,7 +145,7 @@ async def start_server(
     identity: Identity | None = None,
     authority: Authority | None = None,
 ) -> tuple[aio.Server, str]:
-    """Starts serving; returns the server, and the address with the bound port. Raises Failure.
+    """Starts serving; returns the server, and the address with the bound port. Raises MurmurError.
     Args: identity: else nothing is encrypted; authority: of the run, if its key is here."""
     service.authority = authority
     server = aio.server(options=_OPTIONS)
@@ -163,7 +162,7 @@ async def start_server(
             port = server.add_secure_port(listen, service.certificate.credentials())
     if port == 0:
         line = cannot_listen("--listen", listen, listening_problem(listen))
-        raise Failure(line, ExitCode.ADDRESS_IN_USE)
+        raise MurmurError(line, ExitCode.ADDRESS_IN_USE)
     await server.start()
     await checks.set("", health_pb2.HealthCheckResponse.SERVING)
     return server, f"{listen.rpartition(':')[0]}:{port}"
@@ -190,7 +189,7 @@ class CoordinatorRun:
         self._stop = asyncio.Event()
 
     async def run(self, listen: str) -> None:
-        """Serves until the expected workers are through, or a signal comes. Raises Failure."""
+        """Serves until the expected workers are through, or a signal comes. Raises MurmurError."""
         service = CoordinatorService(self.registry, self._log)  # type: ignore[abstract]  # no more is served
         server, address = await start_server(listen, service, self._identity, self._authority)
         loop = asyncio.get_running_loop()
@@ -245,7 +244,7 @@ class CoordinatorRun:
         ).run()
 
     def _serve_page(self, place: PagePlace, address: str) -> "PageServer":
-        """Asks this coordinator itself who there is, and then everybody. Raises Failure."""
+        """Asks this coordinator itself who there is, and then everybody. Raises MurmurError."""
         host, port = addresses.split_address(address)
         loopback = "::1" if ":" in host else addresses.LOOPBACK_HOST
         own = addresses.join_address(loopback if addresses.is_wildcard(host) else host, port)

@@ -10,12 +10,11 @@ from typing import Any
 
 from rich.console import Console
 
-from murmuration.coordinator import Failure
 from murmuration.coordinator.printer import print_report
 from murmuration.coordinator.records import COUNTS, Record
 from murmuration.coordinator.report import Report, build_report
 from murmuration.protos.events import Curve, float_of, int_of, text_of
-from murmuration.protos.exit_codes import ExitCode
+from murmuration.protos.exit_codes import ExitCode, MurmurError
 from murmuration.protos.figures import count
 from murmuration.protos.files import RESULTS, read_json, write_atomically
 from murmuration.worker.views.summary import Document, map_of, maps_of
@@ -68,7 +67,7 @@ def leave_results(
 
 def report_of_folder(folder: Path, console: Console | None, *, picture: bool = True) -> Report:
     """The report of the run that a worker, a swarm or a coordinator has left there; printed if
-    there is a console. A worker's is made again, and written. Raises Failure: there is none."""
+    there is a console. A worker's is made again, and written. Raises MurmurError: there is none."""
     if (folder / RESULTS).exists():
         document = _read(folder / RESULTS)
         if records := list(records_of(document).values()):
@@ -83,9 +82,9 @@ def report_of_folder(folder: Path, console: Console | None, *, picture: bool = T
             print_report(report, console or Console(file=io.StringIO()))
         except (LookupError, TypeError, ValueError) as error:
             why = f"{folder / _REPORT} is no report of this version: {error!r}"
-            raise Failure(why, ExitCode.CHECKPOINT) from error
+            raise MurmurError(why, ExitCode.CHECKPOINT) from error
         return report
-    raise Failure(
+    raise MurmurError(
         f"{folder} holds neither {RESULTS} nor {_REPORT}: name the folder of a worker or a swarm "
         "that has ended; `murmur status` shows a run under way",
         ExitCode.CHECKPOINT,  # as all commands that take RUN
@@ -116,9 +115,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         document = read_json(path)
     except (OSError, ValueError) as error:
-        raise Failure(f"{path} cannot be read: {error}", ExitCode.CHECKPOINT) from error
+        raise MurmurError(f"{path} cannot be read: {error}", ExitCode.CHECKPOINT) from error
     if not isinstance(document, dict):
-        raise Failure(f"{path} is no report: it holds no object", ExitCode.CHECKPOINT)
+        raise MurmurError(f"{path} is no report: it holds no object", ExitCode.CHECKPOINT)
     return document
 
 

@@ -12,7 +12,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from murmuration.coordinator import Failure
 from murmuration.coordinator.asking import AskedSwarm, ask
 from murmuration.coordinator.launch import Launch
 from murmuration.coordinator.processes import Interrupts, ProxyProcess, WorkerProcess
@@ -22,7 +21,7 @@ from murmuration.coordinator.report_files import leave_results
 from murmuration.coordinator.terminal import Screen, screen_for, summary_of_records
 from murmuration.protos.addresses import ReservedPorts, with_host
 from murmuration.protos.events import Event, new_event
-from murmuration.protos.exit_codes import ExitCode, exit_words
+from murmuration.protos.exit_codes import ExitCode, MurmurError, exit_words
 from murmuration.worker.identity import certificates
 from murmuration.worker.identity.authority import Authority
 from murmuration.worker.views import PagePlace
@@ -50,10 +49,10 @@ class Supervisor:
         self._running: list[WorkerProcess] = []
         self._lines = SwarmLines()
         self._stopping_s: float | None = None
-        self._failure: Failure | None = None  # training never started
+        self._failure: MurmurError | None = None  # training never started
 
     def train(self) -> int:
-        """Follows all processes to their end; returns the exit code. Raises Failure: none began."""
+        """Follows all processes until the end; returns the code. Raises MurmurError: none began."""
         launch, screen = self._launch, self._screen
         if not launch.insecure:
             _certify(launch)
@@ -137,11 +136,11 @@ class Supervisor:
         said = process.last_words()
         if code != 0 and waiting and self._failure is None and self._stopping_s is None:
             if said and ExitCode.USAGE <= code <= ExitCode.CHECKPOINT:
-                self._failure = Failure(said, code)
+                self._failure = MurmurError(said, code)
             else:
                 told = f"{process.name} has ended before training started ({exit_words(code)})"
                 where = f": {said}; see {process.log_path}" if said else ""
-                self._failure = Failure(told + where, ExitCode.FAILED)
+                self._failure = MurmurError(told + where, ExitCode.FAILED)
             for other in self._running:
                 other.kill()
         text = said if code > 0 else ""
@@ -158,7 +157,7 @@ def run_swarm(
 ) -> tuple[int, Report]:
     """Trains, shows progress, and leaves the report. Main thread only. Returns the exit code (0
     when a worker reported to the end, 130 after Ctrl-C, 1 when all died), and the report. Raises
-    Failure: training never started; with the failed worker's line and exit code."""
+    MurmurError: training never started; with the failed worker's line and exit code."""
     with Interrupts() as interrupts:  # to the end: more of them must not cost the report
         began_s = time.monotonic()
         created = not launch.out.exists()
@@ -166,20 +165,20 @@ def run_swarm(
             launch.out.mkdir(parents=True, exist_ok=not created)
         except OSError as error:
             told = f"--out {launch.out}: cannot be made: {error.strerror}; choose another folder"
-            raise Failure(told, ExitCode.USAGE) from error
+            raise MurmurError(told, ExitCode.USAGE) from error
         screen = screen_for(console, began_s)
         supervisor = Supervisor(launch, screen, interrupts)
         records = supervisor.records
         try:
             exit_code = supervisor.train()
-        except Failure as failure:
+        except MurmurError as failure:
             if created and failure.exit_code != ExitCode.FAILED:
                 _remove_if_bare(launch.out)
             raise
         finally:
             screen.close(supervisor.summary())
         if not any(record.started or record.result for record in records.values()):
-            raise Failure("stopped before training started", exit_code)
+            raise MurmurError("stopped before training started", exit_code)
         report = leave_results(
             list(records.values()),
             launch.out,
@@ -203,7 +202,7 @@ def _certify(launch: Launch) -> None:
             if held is None or (held.authority, held.role, held.name) != wanted:
                 authority.new_identity(certificates.Role.PEER, name).save(launch.out / name)
     except OSError as error:
-        raise Failure(f"--out {launch.out}: {error}; choose another", ExitCode.USAGE) from error
+        raise MurmurError(f"--out {launch.out}: {error}; choose another", ExitCode.USAGE) from error
 
 
 def _start_proxy(launch: Launch, addresses: Sequence[str], stack: ExitStack) -> ProxyProcess:
@@ -221,7 +220,7 @@ def _start_proxy(launch: Launch, addresses: Sequence[str], stack: ExitStack) -> 
         proxy = ProxyProcess(members, seed=launch.seed or 0, log_path=log_path)
         return stack.enter_context(proxy)
     except (RuntimeError, OSError) as error:
-        raise Failure(f"--link: no shaping proxy: {error}", ExitCode.FAILED) from error
+        raise MurmurError(f"--link: no shaping proxy: {error}", ExitCode.FAILED) from error
 
 
 def _remove_if_bare(folder: Path) -> None:

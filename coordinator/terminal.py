@@ -12,11 +12,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from murmuration.coordinator import Failure
 from murmuration.coordinator.records import Record
 from murmuration.protos.addresses import is_loopback
 from murmuration.protos.events import costliest, names_of, verdict_words
-from murmuration.protos.exit_codes import ExitCode
+from murmuration.protos.exit_codes import ExitCode, MurmurError
 from murmuration.protos.figures import duration
 from murmuration.worker.views.history import History, Look
 from murmuration.worker.views.summary import SwarmSummary, drawn_table, maps_of
@@ -110,7 +109,7 @@ def watch(
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Shows the swarm until Ctrl-C, or until it has ended. Args: screen: None prints JSON lines.
-    Raises Failure: nobody answers at the beginning, or any more though the run was not over."""
+    Raises MurmurError: nobody answers at the beginning, or any more though the run was not over."""
     history, seen_s, shown_s = History(every_s), None, 0.0
     try:
         while True:
@@ -124,7 +123,7 @@ def watch(
                 else:
                     screen.show(history.summary(), clock())
                 shown_s = now.time_s
-            except Failure as error:
+            except MurmurError as error:
                 if seen_s is None:
                     raise
                 swarm, silent_s = history.summary(), began_s - seen_s
@@ -134,7 +133,7 @@ def watch(
                     return
                 if silent_s > _GONE_S:
                     text = f"no peer has answered for {_GONE_S:.0f} s; last seen: {swarm.line()}"
-                    raise Failure(text, ExitCode.UNREACHABLE) from error
+                    raise MurmurError(text, ExitCode.UNREACHABLE) from error
             sleep(max(0.0, began_s + every_s - clock()))
     except KeyboardInterrupt:
         return

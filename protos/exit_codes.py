@@ -3,7 +3,6 @@
 import signal
 from enum import IntEnum
 from signal import SIGINT, Signals
-from typing import ClassVar
 
 
 class ExitCode(IntEnum):
@@ -22,9 +21,15 @@ class ExitCode(IntEnum):
 
 
 class MurmurError(Exception):
-    """The message is one line for the user: what, where, how to fix."""
+    """The message is one line for the user: what, where, how to fix. Args: exit_code: else that of
+    the class."""
 
-    exit_code: ClassVar[int] = ExitCode.FAILED
+    exit_code: int = ExitCode.FAILED
+
+    def __init__(self, message: str = "", exit_code: int | None = None) -> None:
+        super().__init__(message)
+        if exit_code is not None:
+            self.exit_code = exit_code
 
 
 def ending_signals() -> list[Signals]:

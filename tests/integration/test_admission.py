@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from murmuration.coordinator import Failure
 from murmuration.coordinator.asking import ask
 from murmuration.coordinator.cli import status
 from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.exit_codes import MurmurError
 from murmuration.worker.cli.doctor import doctor
 from murmuration.worker.identity.authority import Authority
 from murmuration.worker.identity.certificates import FOLDER, Identity, IdentityError, Role
@@ -200,7 +200,7 @@ def test_a_man_in_the_middle_learns_nothing(folder, run):
     with serving({"Control/Enrol": listens, "Control/Status": listens}, identity=both) as there:
         with pytest.raises(IdentityError, match="not of this run's authority"):
             enrolled(run.create_token(), "third", [there])
-        with pytest.raises(Failure, match="is of another run than the folder"):
+        with pytest.raises(MurmurError, match="is of another run than the folder"):
             ask(there, identity=run.new_identity(Role.PEER, "third"))
     assert heard == []
 
@@ -239,7 +239,7 @@ def test_one_without_a_token_is_told_what_it_lacks(first, folder):
 
 def test_who_asks_without_a_certificate_is_told_so(first, tmp_path):
     says = f"{first}: this run is encrypted; name the folder of a worker of it"
-    with pytest.raises(Failure, match=says) as refused:
+    with pytest.raises(MurmurError, match=says) as refused:
         status.main([first], standalone_mode=False)
     assert refused.value.exit_code == 10
     done = CliRunner().invoke(doctor, [first, "--out", str(tmp_path)], standalone_mode=False)
@@ -304,5 +304,5 @@ def test_a_coordinator_lets_workers_in(folder):
         document = ask(address, identity=Identity.load(folder / "led" / "w0"))
         assert document["encrypted"] is True
         assert {member["peer"] for member in document["members"]} == {"w0", "w1"}
-        with pytest.raises(Failure, match="this run is encrypted"):
+        with pytest.raises(MurmurError, match="this run is encrypted"):
             ask(address)

@@ -26,9 +26,9 @@ from rich.console import Console
 
 from murmuration.algorithms.link import Link, parse_link
 from murmuration.algorithms.utilization import predict
-from murmuration.coordinator import Failure
 from murmuration.coordinator.launch import Launch
 from murmuration.coordinator.supervisor import run_swarm
+from murmuration.protos.exit_codes import MurmurError
 from murmuration.protos.figures import count, optional, percent, seconds, size
 from murmuration.worker.cli.plan_report import run_workload
 from murmuration.worker.config import load_config
@@ -172,7 +172,7 @@ class Bench:
                 print(f"{text}  {name}: {steps} of {count(asked, 'step')}", file=sys.stderr)
                 try:
                     report = self._report(name, text, steps)
-                except (Failure, OSError) as error:
+                except (MurmurError, OSError) as error:
                     self.rows.append(replace(row, problem=" ".join(str(error).split())))
                     continue
                 self.rows.append(replace(row, report=report))
@@ -204,7 +204,7 @@ class Bench:
         return [*chosen, *self.options.settings]
 
     def _report(self, name: str, text: str, steps: int) -> Report:
-        """Raises Failure, OSError: there is none; KeyboardInterrupt."""
+        """Raises MurmurError, OSError: there is none; KeyboardInterrupt."""
         link = parse_link(text)
         plain = text.replace(" ", "").replace(",", "-").replace("=", "-")
         folder = self.options.out / plain / name
@@ -238,7 +238,7 @@ class Bench:
             (f"skipped: no network namespaces: {no_namespaces()}", no_namespaces() is not None),
         ):  # fmt: skip
             if holds:
-                raise Failure(problem, 1)
+                raise MurmurError(problem, 1)
         preset = SYSTEMS[name]
         inner = load_config(None, self._settings(preset), preset).plan.inner_steps
         folder.mkdir()
@@ -249,23 +249,23 @@ class Bench:
                 name, link, folder, patience_s, workers=self.options.workers, **settings
             )
         except AssertionError as error:
-            raise Failure(f"failed: {str(error).splitlines()[0]}, see {folder}", 1) from error
+            raise MurmurError(f"failed: {str(error).splitlines()[0]}, see {folder}", 1) from error
 
 
 def trained(launch: Launch) -> Report:
-    """The report of a swarm. Main thread only. Raises Failure, KeyboardInterrupt."""
+    """The report of a swarm. Main thread only. Raises MurmurError, KeyboardInterrupt."""
     log = launch.out.with_suffix(".log")
     with log.open("w", encoding="utf-8") as file:
         try:
             code, report = run_swarm(launch, Console(file=file, width=160, highlight=False))
-        except Failure as failure:
+        except MurmurError as failure:
             if failure.exit_code > 128:
                 raise KeyboardInterrupt from failure
             raise
     if code > 128:
         raise KeyboardInterrupt
     if code:
-        raise Failure(f"no worker came to the end; see {log}", code)
+        raise MurmurError(f"no worker came to the end; see {log}", code)
     return report
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from murmuration.coordinator import Failure
 from murmuration.coordinator.launch import Launch
 from murmuration.coordinator.supervisor import run_swarm
+from murmuration.protos.exit_codes import MurmurError
 
 if __name__ == "__main__":
     launch = Launch(
@@ -21,6 +21,6 @@ if __name__ == "__main__":
     )
     try:
         sys.exit(run_swarm(launch, Console(highlight=False))[0])
-    except Failure as failure:
-        failure.show()
+    except MurmurError as failure:
+        print(f"murmur: {failure}", file=sys.stderr)
         sys.exit(failure.exit_code)

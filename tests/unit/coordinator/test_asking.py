@@ -10,9 +10,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from murmuration.coordinator import Failure
 from murmuration.coordinator.asking import AskedSwarm
-from murmuration.protos.exit_codes import ExitCode
+from murmuration.protos.exit_codes import ExitCode, MurmurError
 from murmuration.worker.views import PagePlace
 
 Document = dict[str, Any]
@@ -33,7 +32,7 @@ class FakeSwarm:
     def ask(self, address: str, timeout_s: float) -> Document:
         self.asked.append(address)
         if address not in self.documents:
-            raise Failure(f"{address} does not answer", ExitCode.UNREACHABLE)
+            raise MurmurError(f"{address} does not answer", ExitCode.UNREACHABLE)
         return self.documents[address]
 
     def answers(self, address: str = "w0:7700") -> set[str]:
@@ -68,7 +67,7 @@ def test_when_the_first_one_ends_another_is_asked():
     del swarm.documents["w0:7700"]
     assert set(watched.look().answers) == {"w1"}
     del swarm.documents["w1:7700"]
-    with pytest.raises(Failure, match="w0:7700 does not answer"):
+    with pytest.raises(MurmurError, match="w0:7700 does not answer"):
         watched.look()
 
 
@@ -115,7 +114,7 @@ def test_where_nobody_answers_the_page_is_served_all_the_same_and_only_once(tmp_
         told = read(url, lambda told: True)
         taken = url.removeprefix("http://").rstrip("/")
         says = f"^cannot listen on {taken}: .*--web HOST:PORT"
-        with pytest.raises(Failure, match=says) as refused:
+        with pytest.raises(MurmurError, match=says) as refused:
             swarm.serve_page(PagePlace(taken, tmp_path), encrypted=False)
     assert (told["peers"], told["time_s"]) == ([], 0.0)
     assert refused.value.exit_code == ExitCode.ADDRESS_IN_USE

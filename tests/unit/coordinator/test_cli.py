@@ -5,10 +5,10 @@ import sys
 from contextlib import chdir
 
 import pytest
-from click.testing import CliRunner
 
 from murmuration.coordinator import cli
 from murmuration.worker.identity.certificates import IdentityError, Role
+from tests.support.commands import refused
 
 
 @pytest.mark.parametrize(
@@ -30,10 +30,7 @@ from murmuration.worker.identity.certificates import IdentityError, Role
 def test_bad_input_is_one_line_with_its_exit_code(command, typed, code, words, tmp_path):
     (tmp_path / "file").write_text("")
     with chdir(tmp_path):
-        run = CliRunner().invoke(command, typed.split())
-    assert (run.exit_code, len(run.output.splitlines())) == (code, 1)
-    assert run.output.startswith("murmur: ")
-    assert words in run.output
+        assert words in refused(command, code, *typed.split())
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from murmuration.coordinator import Failure
 from murmuration.coordinator.records import Record
 from murmuration.coordinator.report_files import leave_results, records_of, report_of_folder
-from murmuration.protos.exit_codes import ExitCode
+from murmuration.protos.exit_codes import ExitCode, MurmurError
 from tests.support.worker_status import result_event
 
 RESULT = {
@@ -61,12 +60,12 @@ def test_of_stages_each_peer_has_its_own():
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"peers": []}', '{"peers": 3}'])
 def test_what_is_no_report_is_one_line(tmp_path, text):
-    with pytest.raises(Failure, match="holds neither") as raised:
+    with pytest.raises(MurmurError, match="holds neither") as raised:
         report_of_folder(tmp_path, None)
     assert raised.value.exit_code == ExitCode.CHECKPOINT  # as `murmur generate` of it
     for name in ("report.json", "results.json"):
         (tmp_path / name).write_text(text)
-        with pytest.raises(Failure):
+        with pytest.raises(MurmurError):
             report_of_folder(tmp_path, None)
 
 

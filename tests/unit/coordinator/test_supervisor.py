@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from murmuration.coordinator import Failure
 from murmuration.coordinator.launch import Launch
 from murmuration.coordinator.supervisor import run_swarm
+from murmuration.protos.exit_codes import MurmurError
 from tests.support import drive_swarm, fake_worker
 
 Swarm = Callable[..., tuple[int, dict, str]]
@@ -80,20 +80,20 @@ def test_a_worker_killed_while_training_is_reported_and_survived(swarm):
 
 
 def test_an_early_error_stops_all_and_is_the_only_line(swarm, tmp_path):
-    with pytest.raises(Failure) as failure:
+    with pytest.raises(MurmurError) as failure:
         swarm("fake.error=w1", workers=3)
     assert failure.value.exit_code == 4
-    assert failure.value.message == "no text at /nowhere; name a file with --text"
+    assert str(failure.value) == "no text at /nowhere; name a file with --text"
     assert not (tmp_path / "out/report.json").exists()
     wait_until_gone(tmp_path / "out", "w0", "w1")
 
 
 def test_an_early_crash_says_where_to_look(swarm, tmp_path):
-    with pytest.raises(Failure) as failure:
+    with pytest.raises(MurmurError) as failure:
         swarm("fake.crash=w0")
     assert failure.value.exit_code == 1
-    assert "w0 has ended before training started" in failure.value.message
-    assert "RuntimeError: a defect" in failure.value.message
+    assert "w0 has ended before training started" in str(failure.value)
+    assert "RuntimeError: a defect" in str(failure.value)
     assert "Traceback" in (tmp_path / "out/w0.log").read_text()
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from murmuration.coordinator import Failure
 from murmuration.coordinator.records import Record
 from murmuration.coordinator.terminal import (
     LiveScreen,
@@ -20,7 +19,7 @@ from murmuration.coordinator.terminal import (
     swarm_table,
     watch,
 )
-from murmuration.protos.exit_codes import ExitCode
+from murmuration.protos.exit_codes import ExitCode, MurmurError
 from murmuration.worker.views.history import Look
 from murmuration.worker.views.summary import PeerSummary, SwarmSummary
 
@@ -106,7 +105,7 @@ class Watched:
 
     def look(self) -> Look:
         if not self.there:
-            raise Failure("w0:1 does not answer", ExitCode.UNREACHABLE)
+            raise MurmurError("w0:1 does not answer", ExitCode.UNREACHABLE)
         return Look(1000.0 + self.now_s, self.document, {"w0": self.document})
 
     def clock(self) -> float:
@@ -124,7 +123,7 @@ class Watched:
 def test_it_ends_with_the_run_and_says_when_a_run_under_way_is_gone(state, step, ends):
     watched, shown_ = Watched(phase=state, step=step), io.StringIO()
     lost = "no peer has answered for 30 s; last seen: peers 1 training  step 9 of 400"
-    with nullcontext() if ends else pytest.raises(Failure, match=lost):
+    with nullcontext() if ends else pytest.raises(MurmurError, match=lost):
         watch(watched.look, Screen(shown_, 0.0), 2.0, watched.clock, watched.ends)
     assert len(shown_.getvalue().splitlines()) == 1
 
@@ -149,7 +148,7 @@ def test_a_script_gets_the_documents_of_the_page_until_ctrl_c(
 def test_nobody_there_at_the_beginning_is_told_as_status_tells_it():
     watched = Watched()
     watched.there = False
-    with pytest.raises(Failure, match="w0:1 does not answer"):
+    with pytest.raises(MurmurError, match="w0:1 does not answer"):
         watch(watched.look, Screen(io.StringIO(), 0.0), 2.0)
 
 
