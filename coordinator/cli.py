@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from murmuration.coordinator.launch import Launch
-from murmuration.protos.addresses import is_loopback, split_address, with_host
-from murmuration.protos.exit_codes import ExitCode, MurmurError
+from murmuration.protos.addresses import checked_address, is_loopback, served_at
 from murmuration.worker.cli.options import options, web_option
 from murmuration.worker.views import PagePlace
 from murmuration.worker.views.lines import lasting
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from murmuration.worker.identity.certificates import Identity
 
 _PLAIN_WIDTH = 160
+_PAGE_PORT = 8900
 
 
 @click.command()
@@ -53,8 +53,8 @@ def coordinator(
     swarm back. It ends on Ctrl-C or SIGTERM, or when --expect workers are done or have been silent
     for 30 s. Each worker reports on all (`murmur report`).
     """
-    host, _ = _check_address(listen)
-    page = _page_place(web, out)
+    host, _ = checked_address(listen)
+    page = served_at(f"--web {web}", web, _PAGE_PORT)
     identity, authority = _identity_for(out, public=not is_loopback(host), insecure=insecure)
     import asyncio
 
@@ -62,7 +62,8 @@ def coordinator(
 
     if authority is not None and not as_json:
         click.echo(f"workers join with --token TOKEN, as `murmur token create {out}` gives it here")
-    session = CoordinatorRun(as_json, expect, identity, authority, page, lambda i: i.save(out))
+    place = None if page is None else PagePlace(page, out)
+    session = CoordinatorRun(as_json, expect, identity, authority, place, lambda i: i.save(out))
     asyncio.run(session.run(listen))
 
 
@@ -92,7 +93,7 @@ def status(address: str, as_json: bool, watches: bool, every_s: float, run: Path
     Each peer is asked itself. With --watch they are asked until Ctrl-C or the end of the run.
     Without a terminal it then prints a line each time. With --json each line is a JSON object.
     """
-    _check_address(address)
+    checked_address(address)
     from murmuration.coordinator.asking import AskedSwarm, ask
     from murmuration.coordinator.terminal import print_status, screen_for, watch
     from murmuration.worker.identity.certificates import member_identity
@@ -135,7 +136,7 @@ def swarm(typed: Launch, json_path: str | None) -> None:
     saves, stops and still reports.
     """
     launch = Launch.of(typed)
-    _page_place(launch.web, Path())
+    served_at(f"--web {launch.web}", launch.web, _PAGE_PORT)
     launch.check()
     from murmuration.coordinator.supervisor import run_swarm
 
@@ -147,25 +148,6 @@ def swarm(typed: Launch, json_path: str | None) -> None:
     if to_stdout:
         click.echo(json.dumps(report, indent=1))
     sys.exit(code)
-
-
-def _check_address(address: str) -> tuple[str, int]:
-    try:
-        return split_address(address)
-    except ValueError as error:
-        raise MurmurError(str(error), ExitCode.USAGE) from error
-
-
-def _page_place(web: str | None, folder: Path) -> PagePlace | None:
-    """Raises MurmurError: it is neither a port nor HOST:PORT."""
-    try:
-        return None if web is None else PagePlace(with_host(web), folder)
-    except ValueError as error:
-        raise MurmurError(
-            f"--web {web}: write a port of this machine, such as 8900, or HOST:PORT where others "
-            "are to read it",
-            ExitCode.USAGE,
-        ) from error
 
 
 def _identity_for(

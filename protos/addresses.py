@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from urllib.parse import unquote
 
+from murmuration.protos.exit_codes import UsageError
+
 LOOPBACK_HOST = "127.0.0.1"
 THIS_MACHINE = ("127.0.0.1", "localhost", "[::1]")  # as the host of a URL
 
@@ -23,6 +25,25 @@ def with_host(address: str) -> str:
     """HOST:PORT as it is; a port alone is one of loopback. Raises ValueError: it is neither."""
     whole = f"{LOOPBACK_HOST}:{address}" if address.isascii() and address.isdigit() else address
     return join_address(*split_address(whole))
+
+
+def checked_address(address: str, flag: str = "") -> tuple[str, int]:
+    """As `split_address`. Raises UsageError, of `flag`."""
+    try:
+        return split_address(address)
+    except ValueError as error:
+        raise UsageError(f"{flag}{error}") from error
+
+
+def served_at(said: str, given: str | int | None, such_as: int = 9464) -> str | None:
+    """HOST:PORT to serve at, of a port of loopback too. Raises UsageError, of `said`."""
+    try:
+        return None if given is None else with_host(str(given))
+    except ValueError as error:
+        raise UsageError(
+            f"{said}: write a port of this machine, such as {such_as}, or HOST:PORT where others "
+            "are to read it"
+        ) from error
 
 
 def is_loopback(host: str) -> bool:

@@ -32,6 +32,12 @@ class MurmurError(Exception):
             self.exit_code = exit_code
 
 
+class UsageError(MurmurError):
+    """An argument cannot be used."""
+
+    exit_code = ExitCode.USAGE
+
+
 def ending_signals() -> list[Signals]:
     """Those that ask this process to end. Windows has no SIGHUP, and nohup has it ignored."""
     named: list[Signals] = [getattr(signal, name, SIGINT) for name in ("SIGTERM", "SIGHUP")]

@@ -24,12 +24,7 @@ whatever it holds: that is `murmuration.worker.wire.WireError`, which no user me
 
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.protos.exit_codes import MurmurError as MurmurError
-
-
-class UsageError(MurmurError):
-    """An argument cannot be used."""
-
-    exit_code = ExitCode.USAGE
+from murmuration.protos.exit_codes import UsageError as UsageError
 
 
 class ConfigError(MurmurError):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from murmuration.protos.addresses import is_loopback, split_address
+from murmuration.protos.addresses import is_loopback, served_at, split_address
 from murmuration.protos.events import Log
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.protos.figures import listed, measured, perplexity
@@ -25,7 +25,7 @@ from murmuration.protos.files import RESULTS
 from murmuration.worker.cli.options import RunFlags, option, options, track_option, web_option
 from murmuration.worker.errors import UsageError
 from murmuration.worker.folder import NOTHING, remembered
-from murmuration.worker.node.own_address import Addresses, FoundHost, served_at
+from murmuration.worker.node.own_address import Addresses, FoundHost
 from murmuration.worker.node.supervision import check_memory, end_on_sigterm
 from murmuration.worker.views import PagePlace
 from murmuration.worker.views.lines import PlainLines, announce_as_json

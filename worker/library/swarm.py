@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.distributed import get_rank
 from torch.optim import LBFGS, Optimizer
 
-from murmuration.protos.addresses import is_loopback, public_address, split_address
+from murmuration.protos.addresses import is_loopback, public_address, served_at, split_address
 from murmuration.protos.events import NO_END, new_event
 from murmuration.worker.config import fragments_of
 from murmuration.worker.errors import UsageError
@@ -42,7 +42,7 @@ from murmuration.worker.library.steps import StepListener, catch_up, left_behind
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.node.admission import Admission, Newcomer
 from murmuration.worker.node.component import NodeConfig
-from murmuration.worker.node.own_address import Addresses, served_at
+from murmuration.worker.node.own_address import Addresses
 from murmuration.worker.node.session import AWAIT_OTHERS_S, Session
 from murmuration.worker.training import outer_state
 from murmuration.worker.training.loop import TrainingLoop

@@ -41,13 +41,10 @@ class Addresses:
         said = self.said.split(",") if self.said else []
         own = (("--listen ", self.listen), *(("--advertise ", each or ",") for each in said))
         for flag, address in (*own, *others):
-            try:
-                if "@" in (address or ""):
-                    raise ValueError(f"{address!r} is no HOST:PORT, but a relayed peer's")
-                if address:
-                    addresses.split_address(address)
-            except ValueError as error:
-                raise UsageError(f"{flag}{error}") from error
+            if "@" in (address or ""):
+                raise UsageError(f"{flag}{address!r} is no HOST:PORT, but a relayed peer's")
+            if address:
+                addresses.checked_address(address, flag)
         if any(addresses.is_wildcard(addresses.split_address(each)[0]) for each in said):
             raise UsageError(
                 f"--advertise {self.advertise}: nobody can dial that; name the host that others "
@@ -66,17 +63,6 @@ class Addresses:
     def found(self, contacts: Sequence[str], seen_from: str = "") -> FoundHost | None:
         """As `find_host`, where no host was given."""
         return None if self.advertise else find_host(self.listen, contacts, seen_from)
-
-
-def served_at(said: str, given: str | int | None) -> str | None:
-    """HOST:PORT to serve at, of a port of loopback too. Raises UsageError, of `said`."""
-    try:
-        return None if given is None else addresses.with_host(str(given))
-    except ValueError as error:
-        raise UsageError(
-            f"{said}: write a port of this machine, such as 9464, or HOST:PORT where "
-            "others are to read it"
-        ) from error
 
 
 def find_host(listen: str, contacts: Sequence[str], seen_from: str = "") -> FoundHost | None:
