@@ -25,7 +25,7 @@ from murmuration.protos.files import RESULTS
 from murmuration.worker.cli.options import RunFlags, option, options, track_option, web_option
 from murmuration.worker.errors import UsageError
 from murmuration.worker.folder import NOTHING, remembered
-from murmuration.worker.node.own_address import Addresses, FoundHost
+from murmuration.worker.node.own_address import Addresses
 from murmuration.worker.node.supervision import check_memory, end_on_sigterm
 from murmuration.worker.views import PagePlace
 from murmuration.worker.views.lines import PlainLines, announce_as_json
@@ -47,7 +47,7 @@ class WorkerFlags:
     """The options that `up` and `join` share."""
 
     name: str | None = option("--name", help="Name this peer.  [default: from the host and --out]")
-    listen: str = option("--listen", default="127.0.0.1:0", help="Listen on this HOST:PORT.")
+    listen: str = option("--listen", default=Addresses.listen, help="Listen on this HOST:PORT.")
     advertise: str | None = option(
         "--advertise",
         help="Tell others to dial this HOST:PORT, or A:PORT,B:PORT; `router`: a port it opens.",
@@ -60,7 +60,7 @@ class WorkerFlags:
     relay_mbps: float = option(
         "--relay-mbps",
         type=click.FloatRange(min=0),
-        default=100.0,
+        default=Addresses.relay_mbps,
         show_default=True,
         help="Relay at most this many Mbit/s for peers that nobody can dial; 0 relays for none.",
     )
@@ -128,9 +128,10 @@ class WorkerFlags:
 
     @property
     def addresses(self) -> Addresses:
-        return Addresses(self.listen, self.advertise)
+        relayed, mbps = not self.no_relay, self.relay_mbps
+        return Addresses(self.listen, self.advertise, relayed=relayed, relay_mbps=mbps)
 
-    def found(self, contacts: Sequence[str], seen_from: str = "") -> FoundHost | None:
+    def found(self, contacts: Sequence[str], seen_from: str = "") -> Addresses:
         """As `Addresses.found`; what a proxy's peers see is the proxy."""
         return self.addresses.found(contacts, "" if self.proxy else seen_from)
 
@@ -427,7 +428,7 @@ def _run(
     config: "Config",
     flags: WorkerFlags,
     waits: Mapping[str, Any],
-    found: FoundHost | None,
+    found: Addresses,
     identity: "Identity | None",
 ) -> int:
     """Args: waits: for whom and how long, as fields of `NodeConfig`."""
@@ -440,17 +441,13 @@ def _run(
         torch.set_num_threads(flags.threads)
     node = NodeConfig(
         **waits,
+        **vars(found),
         peer=identity.name if identity else flags.name or _default_name(flags.out),
-        listen=flags.listen,
         proxy=flags.proxy,
-        advertise=found.advertised if found else flags.advertise,
-        advertise_origin=found.origin if found else "",
         coordinator=flags.coordinator,
         metrics=flags.metrics_address,
         page=flags.page_place,
         stage=flags.stage or 0,
-        relayed=not flags.no_relay,
-        relay_mbps=flags.relay_mbps,
     )
     announce: Log = announce_as_json
     if not flags.as_json:

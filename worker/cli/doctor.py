@@ -207,9 +207,9 @@ def _own_address(
         found = flags.found([address] if address else [], seen_from)
     except MurmurError as error:
         return None, Finding.refused("address", error)
-    advertised = found.advertised if found else flags.advertise or flags.listen
+    advertised = found.advertise or flags.listen
     where = public_address(with_port(advertised, flags.listen))  # at which others dial back
-    said = f"{where}, {found.origin}" if found else where
+    said = f"{where}, {found.advertise_origin}" if found.advertise_origin else where
     if addresses.is_loopback(split_address(where)[0]):
         said += ", which only this machine reaches"
     own = source_host(address) if address else None

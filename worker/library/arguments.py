@@ -28,7 +28,7 @@ from murmuration.worker.identity.certificates import Identity
 from murmuration.worker.library.site import is_site
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.node.admission import FirstAnswer, Newcomer, check_version, join_config
-from murmuration.worker.node.own_address import ROUTER, Addresses, FoundHost
+from murmuration.worker.node.own_address import ROUTER, Addresses
 from murmuration.worker.tasks import OWN_LOOP
 from murmuration.worker.training.optimizers import KSEED
 from murmuration.worker.views.lines import PlainLines, describe
@@ -308,8 +308,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--progress", action="store_true", help="Print lines as `murmur up` does.")
 
 
-# The run's config, who gave it, and the host to advertise, if not given.
-Terms = tuple[Config, FirstAnswer | None, FoundHost | None]
+# The run's config, who gave it, and how others reach this peer.
+Terms = tuple[Config, FirstAnswer | None, Addresses]
 
 
 def agree_on_terms(

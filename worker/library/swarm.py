@@ -141,7 +141,7 @@ class Swarm(StepListener):
         preset: str | None = None,
         inner_steps: int | None = None,
         steps: int | None = None,
-        listen: str = "127.0.0.1:0",
+        listen: str = Addresses.listen,
         advertise: str | None = None,
         name: str | None = None,
         min_peers: int | None = None,
@@ -153,7 +153,7 @@ class Swarm(StepListener):
         serve_metrics: str | int | None = None,
         web: str | int | None = None,
         no_relay: bool = False,
-        relay_mbps: float = 100.0,
+        relay_mbps: float = Addresses.relay_mbps,
         progress: bool = False,
     ) -> None:
         if getattr(multiprocessing.current_process(), "_inheriting", False):
@@ -175,7 +175,7 @@ class Swarm(StepListener):
         self._name, self._inside = name or default_name, False
 
         def terms() -> args.Terms:
-            addresses = Addresses(listen, advertise)
+            addresses = Addresses(listen, advertise, relayed=not no_relay, relay_mbps=relay_mbps)
             addresses.check()
             admission = Admission(
                 folder=self._out,
@@ -202,17 +202,13 @@ class Swarm(StepListener):
                 f"web={web!r}: readers show a token, which is kept in a folder: say out="
             )
         self._node = NodeConfig(
+            **vars(found),
             peer=self.name,
-            listen=listen,
-            advertise=found.advertised if found else advertise,
-            advertise_origin=found.origin if found else "",
             joins=first.peers(joins) if first else (),
             remembered=known.members,
             coordinator=first.address if first and first.coordinated else None,
             metrics=served_at(f"{serve_metrics=}", serve_metrics),
             page=None if page is None else PagePlace(page, self._out or Path()),
-            relayed=not no_relay,
-            relay_mbps=relay_mbps,
             min_peers=min_peers if min_peers is not None else (None if joins else 1),
             wait_s=wait_s if wait_s is not None else (inf if joins else _WAIT_S),
         )

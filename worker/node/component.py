@@ -10,13 +10,14 @@ from murmuration.worker.background import Offload
 from murmuration.worker.exchange.allreduce.mean import Residuals
 from murmuration.worker.identity.authority import Credentials
 from murmuration.worker.leases import Ledger
+from murmuration.worker.node.own_address import Addresses
 from murmuration.worker.pipeline.context import StageCounts
 from murmuration.worker.relay.router_port import UpnpRouter
 from murmuration.worker.views import PagePlace
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeConfig:
+class NodeConfig(Addresses):
     """The settings of a node; addresses are HOST:PORT."""
 
     peer: str
@@ -24,10 +25,7 @@ class NodeConfig:
     remembered: tuple[str, ...] = ()  # likewise, of a former life: anybody may answer there
     min_peers: int | None = 1  # to be ready before the start; None leaves that to the others
     wait_s: float = 120.0  # how long to wait for them
-    listen: str = "127.0.0.1:0"
     proxy: str | None = None  # of HTTP CONNECT
-    advertise: str | None = None  # what others dial, with port 0 for the bound one
-    advertise_origin: str = ""  # how it was found where nobody gave it, for the user
     coordinator: str | None = None
     metrics: str | None = None
     page: PagePlace | None = None
@@ -38,8 +36,6 @@ class NodeConfig:
     ledger: Ledger = field(default_factory=Ledger)  # samples that are used already
     # What this peer's reductions have left out.
     residuals: Residuals = field(default_factory=Residuals)
-    relayed: bool = True  # whether it may be reached through relays
-    relay_mbps: float = 100.0  # 0: relays for nobody
     # Tells this process from earlier ones of the peer; None for the ms from 1970 to its start.
     start_ms: int | None = None
 

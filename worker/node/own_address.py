@@ -5,7 +5,7 @@ import socket
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from murmuration.protos import addresses
@@ -30,11 +30,14 @@ class FoundHost(NamedTuple):
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where a peer serves, and where others dial it, as the user has said: HOST:PORT. Args:
-    advertise: several are tried in order; ROUTER for a port that the router opens."""
+    """Where a peer serves, and how others reach it. Addresses are HOST:PORT."""
 
-    listen: str
+    listen: str = "127.0.0.1:0"
+    # Others try these in order, with port 0 for the bound one; ROUTER: a port that it opens.
     advertise: str | None = None
+    advertise_origin: str = ""  # how it was found where nobody gave it, for the user
+    relayed: bool = True  # whether it may be reached through relays
+    relay_mbps: float = 100.0  # 0: relays for nobody
 
     def check(self, others: Iterable[tuple[str, str | None]] = ()) -> None:
         """Raises UsageError: one of these, or of `others` by flag, cannot be dialled."""
@@ -60,9 +63,12 @@ class Addresses:
         own = (self.listen, *(addresses.alternatives(self.said) if self.said else ()))
         return not all(addresses.is_loopback(addresses.split_address(each)[0]) for each in own)
 
-    def found(self, contacts: Sequence[str], seen_from: str = "") -> FoundHost | None:
-        """As `find_host`, where no host was given."""
-        return None if self.advertise else find_host(self.listen, contacts, seen_from)
+    def found(self, contacts: Sequence[str], seen_from: str = "") -> "Addresses":
+        """Returns them with the host that `find_host` finds, where none was given."""
+        found = None if self.advertise else find_host(self.listen, contacts, seen_from)
+        if found is None:
+            return self
+        return replace(self, advertise=found.advertised, advertise_origin=found.origin)
 
 
 def find_host(listen: str, contacts: Sequence[str], seen_from: str = "") -> FoundHost | None:
