@@ -29,23 +29,23 @@ class LeaseService(Component):
     ) -> None:
         self._run, self._gossip, self._node = run, gossip, node
         self._group: asyncio.TaskGroup | None = None
-        self._table = LeaseTable(gossip.me.peer, ledger)
+        tell = self._announce, self._silent, self._differs, node.post
+        self._table = LeaseTable(gossip.me.peer, ledger, *tell)
         self.on_view(gossip.swarm)
 
     def on_view(self, _view: View) -> None:
-        self._carry_out(self._table.on_view(self._gossip.swarm, self._gossip.me.start_ms))
+        self._table.on_view(self._gossip.swarm, self._gossip.me.start_ms)
 
     def tick(self) -> None:
-        self._carry_out(self._table.tick(self._node.clock()))
+        self._table.tick(self._node.clock())
 
     def handle(self, message: ledgers.ShareMessage) -> None:
-        self._carry_out(self._table.heard(message))
+        self._table.heard(message)
 
     async def on_lease(self, request: bytes) -> bytes:
         """Raises WireError."""
         news = wire.lease_news_from_message(wire.parse(pb.LeaseNews, request), self._run)
-        reply, actions = self._table.answer(news)
-        self._carry_out(actions)
+        reply = self._table.answer(news)
         return wire.lease_news_to_message(reply, self._run).SerializeToString()
 
     async def leave(self, within_s: float) -> None:
@@ -53,44 +53,42 @@ class LeaseService(Component):
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s), asyncio.TaskGroup() as group:
                 self._group = group  # the node spawns nothing any more
-                self._carry_out(self._table.close())
+                self._table.close()
                 while not self._table.idle:
                     await asyncio.sleep(_POLL_S)
                     self.tick()
 
-    def _carry_out(self, actions: list[ledgers.LeaseAction]) -> None:
-        for action in actions:
-            match action:
-                case ledgers.Announce(peer, number, news):
-                    work = self._announce(peer, number, news)
-                    if self._group is None:
-                        self._node.spawn(work)
-                        continue
-                    try:
-                        self._group.create_task(work)
-                    except RuntimeError:  # the group has ended
-                        work.close()
-                case ledgers.PeerSilent(peer, passed_over):
-                    self._gossip.suspect(peer)
-                    if passed_over:
-                        text = f"{peer} answers no lease of samples: none waits for its answers"
-                        self._node.log(new_event("warning", text=text))
-                case ledgers.StreamsDiffer(peer, stream, theirs):
-                    named = f" named {stream.name!r}" if stream.name else ""
-                    what = f"{peer} has other samples than this peer, or in another order"
-                    if theirs.length != (stream.length or 0):
-                        here, there = stream.length, theirs.length
-                        what = f"{peer} shares out {there} samples, and this peer {here}"
-                    text = (
-                        f"{what} (swarm.shard{named}): what one holds out, the other may train on; "
-                        "build data, splits and samplers alike on every peer, with fixed "
-                        "generators, and give each set of data a name of its own"
-                    )
-                    self._node.log(new_event("warning", text=text))
-                case _:
-                    self._node.post(action)
+    def _announce(self, peer: str, number: int, news: ledgers.LeaseNews) -> None:
+        work = self._tell(peer, number, news)
+        if self._group is None:
+            self._node.spawn(work)
+            return
+        try:
+            self._group.create_task(work)
+        except RuntimeError:  # the group has ended
+            work.close()
 
-    async def _announce(self, peer: str, number: int, news: ledgers.LeaseNews) -> None:
+    def _silent(self, peer: str, passed_over: bool) -> None:
+        self._gossip.suspect(peer)
+        if passed_over:
+            text = f"{peer} answers no lease of samples: none waits for its answers"
+            self._node.log(new_event("warning", text=text))
+
+    def _differs(
+        self, peer: str, stream: ledgers.SampleStream, theirs: ledgers.OpenedStream
+    ) -> None:
+        named = f" named {stream.name!r}" if stream.name else ""
+        what = f"{peer} has other samples than this peer, or in another order"
+        if theirs.length != (stream.length or 0):
+            what = f"{peer} shares out {theirs.length} samples, and this peer {stream.length}"
+        text = (
+            f"{what} (swarm.shard{named}): what one holds out, the other may train on; build data, "
+            "splits and samplers alike on every peer, with fixed generators, and give each set of "
+            "data a name of its own"
+        )
+        self._node.log(new_event("warning", text=text))
+
+    async def _tell(self, peer: str, number: int, news: ledgers.LeaseNews) -> None:
         request = wire.lease_news_to_message(news, self._run).SerializeToString()
         address = self._gossip.address_of(peer)
         try:
@@ -98,6 +96,6 @@ class LeaseService(Component):
                 raise TransportError("no address known")
             raw = await self._node.transport.call(address, Method.LEASE, request, _CALL_S, peer)
             theirs = wire.lease_news_from_message(wire.parse(pb.LeaseNews, raw), self._run)
-            self._carry_out(self._table.answered(peer, number, theirs))
+            self._table.answered(peer, number, theirs)
         except (TransportError, wire.WireError):
-            self._carry_out(self._table.unanswered(peer, self._node.clock()))
+            self._table.unanswered(peer, self._node.clock())

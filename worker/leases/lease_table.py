@@ -1,4 +1,4 @@
-"""Who holds which block of samples, as pure rules: what happens is a method, which says what to do.
+"""Decides who holds which block of samples: pure rules, whose effects are callables of their owner.
 
 No peer leads. A peer says which free blocks it asks for to all that are alive, and has them when
 all have answered and nothing stands against it:
@@ -17,7 +17,7 @@ How far a peer is in its blocks goes to all in the same messages. `UseKnown` say
 and the train thread goes no further than a block beyond: that is all that a crash repeats.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from zlib import crc32
@@ -25,7 +25,7 @@ from zlib import crc32
 from murmuration.algorithms.reducers import weight
 from murmuration.worker.exchange.view import View
 from murmuration.worker.leases import ledger as ledgers
-from murmuration.worker.leases.ledger import EPOCH_BLOCKS, Block, Holding, LeaseAction, LeaseNews
+from murmuration.worker.leases.ledger import EPOCH_BLOCKS, Block, Holding, LeaseNews
 from murmuration.worker.membership import Health
 from murmuration.worker.membership.swim import MAX_MEMBERS
 
@@ -65,10 +65,22 @@ class _Announcement:
 
 
 class LeaseTable:
-    """One peer's part. Args: ledger: what is used already, from a checkpoint."""
+    """One peer's part. Args: ledger: what is used already, from a checkpoint; announce: begins to
+    tell a peer; then `answered` or `unanswered`; silent: has membership probe a peer that has not
+    answered, which nobody waits for from now on if True; differs: says once that a peer draws from
+    other samples where this one draws from the stream; post: to the train thread."""
 
-    def __init__(self, me: str, ledger: ledgers.Ledger) -> None:
+    def __init__(
+        self,
+        me: str,
+        ledger: ledgers.Ledger,
+        announce: Callable[[str, int, LeaseNews], None],
+        silent: Callable[[str, bool], None],
+        differs: Callable[[str, ledgers.SampleStream, ledgers.OpenedStream], None],
+        post: Callable[[ledgers.LeaseMessage], None],
+    ) -> None:
         self.ledger = ledger
+        self._announce, self._silent, self._differs, self._post = announce, silent, differs, post
         self._me, self._start_ms, self._view = me, 0, View()
         self._said = self._announced = 0
         self._used_here: set[Block] = set()
@@ -84,29 +96,29 @@ class LeaseTable:
         self._silent_since: dict[str, float] = {}
         self._owed: dict[str, int] = {}  # answers, of peers that are passed over
         self._news_to_tell = False
-        self._actions: list[LeaseAction] = []
 
     @property
     def idle(self) -> bool:
         """Tells whether all that are alive know what this peer knows."""
         return self._announcement is None and not self._news_to_tell
 
-    # ------------------------------------------------------- what happens; each says what to do
+    # ------------------------------------------------------------------------------ what happens
 
-    def tick(self, now: float) -> list[LeaseAction]:
-        for peer, since in list(self._silent_since.items()):
-            if now - since >= _PATIENCE_S and self._owed.get(peer) != _ANSWERS_OWED:
-                self._actions.append(ledgers.PeerSilent(peer, passed_over=peer not in self._owed))
-                self._owed[peer] = _ANSWERS_OWED
+    def tick(self, now: float) -> None:
+        late = [each for each, since in self._silent_since.items() if now - since >= _PATIENCE_S]
+        silent = {p: p not in self._owed for p in late if self._owed.get(p) != _ANSWERS_OWED}
+        self._owed |= dict.fromkeys(silent, _ANSWERS_OWED)
         self._look_for_free()
-        return self._done()
+        self._go_on()
+        for each, passed_over in silent.items():  # at last: membership may change at once
+            self._silent(each, passed_over)
 
-    def on_view(self, view: View, start_ms: int) -> list[LeaseAction]:
+    def on_view(self, view: View, start_ms: int) -> None:
         """Membership has changed. Args: start_ms: this peer's own."""
         self._view, self._start_ms = view, start_ms
-        return self._done()
+        self._go_on()
 
-    def answered(self, peer: str, number: int, news: LeaseNews) -> list[LeaseAction]:
+    def answered(self, peer: str, number: int, news: LeaseNews) -> None:
         self._calling.discard(peer)
         self._silent_since.pop(peer, None)
         if (owed := self._owed.pop(peer, 0)) > 1:
@@ -114,21 +126,16 @@ class LeaseTable:
         self._merge(news)
         if self._announcement is not None and self._announcement.number == number:
             self._announcement.answered.add(peer)
-        return self._done()
+        self._go_on()
 
-    def unanswered(self, peer: str, now: float) -> list[LeaseAction]:
-        """An `Announce` has failed: it is made again at the next tick."""
+    def unanswered(self, peer: str, now: float) -> None:
+        """Has the peer told again at the next tick."""
         self._calling.discard(peer)
         self._silent_since.setdefault(peer, now)
-        return [ledgers.PeerSilent(peer)]
+        self._silent(peer, False)
 
-    def _done(self) -> list[LeaseAction]:
-        self._go_on()
-        actions, self._actions = self._actions, []
-        return actions
-
-    def answer(self, news: LeaseNews) -> tuple[LeaseNews, list[LeaseAction]]:
-        """Answers a peer that announces this, and says what to do."""
+    def answer(self, news: LeaseNews) -> LeaseNews:
+        """Returns what to say to a peer that announces this."""
         asker, *_ = news.holdings
         for block in [block for block in asker.blocks if block in self._asked]:
             if _weight(block, asker.peer) > _weight(block, self._me):
@@ -137,23 +144,23 @@ class LeaseTable:
         wanted = set(asker.blocks)
         against = (each for each in self._live_holdings() if not wanted.isdisjoint(each.blocks))
         known = [each for each in against if each.peer != asker.peer]
-        actions = self._done()
-        return self._news(known, wanted), actions
+        self._go_on()
+        return self._news(known, wanted)
 
-    def close(self) -> list[LeaseAction]:
-        """Nothing more is drawn here: gives back what is held, and says what to do."""
+    def close(self) -> None:
+        """Nothing more is drawn here: gives back what is held."""
         for stream in list(self._opened):
             self.close_stream(stream)
         if not self.idle:  # to all at once: earlier calls may wait for a silent peer
             self._announcement, self._news_to_tell = None, True
             self._calling.clear()
-        return self._done()
+        self._go_on()
 
-    def heard(self, message: ledgers.ShareMessage) -> list[LeaseAction]:
+    def heard(self, message: ledgers.ShareMessage) -> None:
         """The train thread says something, by one of the methods below."""
         message.tell(self)
         self._look_for_free()
-        return self._done()
+        self._go_on()
 
     def open_stream(
         self, stream: ledgers.SampleStream, opening: int, ahead: int, again: bool, first: int
@@ -233,7 +240,7 @@ class LeaseTable:
             if self.ledger.is_done(block) or any(_weight(block, each) > mine for each in holders):
                 self._drop([block])
                 opening = self._opened[block.stream].opening
-                self._actions.append(ledgers.LeaseRevoked(opening, block))
+                self._post(ledgers.LeaseRevoked(opening, block))
                 self._news_to_tell = True
 
     def _compare(self, holding: Holding) -> None:
@@ -247,8 +254,7 @@ class LeaseTable:
                 apart = shared.isdisjoint(each.id for each in mine)
                 if mine and apart and not self._told & told:
                     self._told |= told
-                    stream = self._drawn[mine[-1]]
-                    self._actions.append(ledgers.StreamsDiffer(holding.peer, stream, theirs))
+                    self._differs(holding.peer, self._drawn[mine[-1]], theirs)
 
     def _live_holdings(self) -> list[Holding]:
         """The holdings of others that are not gone. An unknown peer counts: it may be new."""
@@ -304,7 +310,7 @@ class LeaseTable:
             for peer in sorted(awaited - self._calling - told):
                 self._calling.add(peer)
                 current.called.add(peer)
-                self._actions.append(ledgers.Announce(peer, current.number, current.news))
+                self._announce(peer, current.number, current.news)
             if awaited - self._owed.keys():
                 return
             self._complete(current)
@@ -340,7 +346,7 @@ class LeaseTable:
             if block not in others and not self.ledger.is_done(block):
                 self._held[block] = None
                 opening, begin = self._opened[block.stream].opening, self.ledger.cursors.get(block)
-                self._actions.append(ledgers.BlockLeased(opening, block, begin or 0))
+                self._post(ledgers.BlockLeased(opening, block, begin or 0))
             else:
                 self._news_to_tell = True
         for stream, total in done.totals.items():
@@ -348,7 +354,7 @@ class LeaseTable:
                 continue
             if total > opened.known:
                 opened.known = total
-                self._actions.append(ledgers.UseKnown(opened.opening, stream, total))
+                self._post(ledgers.UseKnown(opened.opening, stream, total))
             waits = opened.starved and not opened.ended and self._lacks(opened) == opened.ahead
             if opened.stop is None:
                 self._set_epoch(opened)
@@ -358,7 +364,7 @@ class LeaseTable:
                 self._past[stream] = opened.epoch + 1
                 start = opened.epoch * EPOCH_BLOCKS
                 behind = opened.stream.in_order and self._free(opened, start)
-                self._actions.append(ledgers.Exhausted(opened.opening, stream, bool(behind)))
+                self._post(ledgers.Exhausted(opened.opening, stream, bool(behind)))
         self._look_for_free()
 
     def _set_epoch(self, opened: _Opened) -> None:

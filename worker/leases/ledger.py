@@ -146,38 +146,6 @@ class Exhausted:
 
 LeaseMessage = BlockLeased | LeaseRevoked | UseKnown | Exhausted
 
-# ------------------------------------------------------------------------ what the rules ask for
-
-
-@dataclass(frozen=True)
-class Announce:
-    """Tell a peer; then `answered` or `unanswered`."""
-
-    peer: str
-    number: int
-    news: LeaseNews
-
-
-@dataclass(frozen=True)
-class PeerSilent:
-    """A peer has not answered: membership should probe it; `passed_over`: none waits for it now."""
-
-    peer: str
-    passed_over: bool = False
-
-
-@dataclass(frozen=True)
-class StreamsDiffer:
-    """A peer draws from other samples where this one draws from `stream`: told once."""
-
-    peer: str
-    stream: SampleStream
-    theirs: OpenedStream
-
-
-LeaseAction = Announce | PeerSilent | StreamsDiffer | LeaseMessage
-
-
 # Far more than honest peers have: what others say must not fill the memory.
 _MOST_STREAMS, _MOST_CURSORS = 1024, 1 << 16
 
