@@ -14,7 +14,7 @@ from murmuration.worker.background import Component, cancel
 from murmuration.worker.membership import Health
 from murmuration.worker.membership.gossip import GossipService
 from murmuration.worker.node.own_address import neighbours_dial
-from murmuration.worker.relay.choice import Action, Advertise, RelayChoice, Release, Reserve, Try
+from murmuration.worker.relay.choice import RelayChoice
 from murmuration.worker.relay.service import ALIVE_S, SILENT_S
 from murmuration.worker.relay.tunnels import first_of, message, own_port, pump, received
 from murmuration.worker.transport import Method, Stream, TransportError
@@ -38,7 +38,9 @@ class RelayedPeer(Component):
     ) -> None:
         self._gossip, self._bound, self._node = gossip, bound, node
         self._round_trip_s = round_trip_s
-        self._choice = RelayChoice()
+        self._choice = RelayChoice(
+            self._reserve, self._release, lambda at: node.spawn(self._try(at)), self._advertise
+        )
         self._warnings = Warnings(node.log)
         self._held: dict[str, asyncio.Task[None]] = {}
         self._asked: dict[str, asyncio.Future[bool]] = {}
@@ -49,7 +51,7 @@ class RelayedPeer(Component):
         if self._choice.relays or split_relayed(address) is not None:
             return False
         asked = self._asked.setdefault(address, asyncio.get_running_loop().create_future())
-        self._do(self._choice.want(address))
+        self._choice.want(address)
         return await asyncio.shield(asked)
 
     def tick(self) -> None:
@@ -60,29 +62,25 @@ class RelayedPeer(Component):
         able = (member for member in alive if split_relayed(member.address) is None)
         there = {public_address(m.address): (m.peer, self._round_trip_s(m.peer)) for m in able}
         gone = {public_address(member.address) for member in members if not member.live}
-        self._do(self._choice.seen(there, gone, now))
-        self._do(self._choice.tick(now))
+        self._choice.seen(there, gone, now)
+        self._choice.tick(now)
 
     async def close(self) -> None:
         await cancel(self._held.values())
 
-    def _do(self, actions: list[Action]) -> None:
-        for action in actions:
-            match action:
-                case Reserve(address):
-                    self._held[address] = asyncio.ensure_future(self._hold(address))
-                case Release(address):
-                    if (task := self._held.pop(address, None)) is not None:
-                        task.cancel()
-                case Try(address):
-                    self._node.spawn(self._try(address))
-                case Advertise(relays):
-                    # Without certificates any peer that neighbours find there would pass for it.
-                    near = neighbours_dial(self._bound) if self._node.transport.encrypted else ""
-                    address = relayed_address(self._gossip.me.peer, relays, near)
-                    self._gossip.update(address=address)
-                    by = list(self._choice.relays)
-                    self._node.log(new_event("relayed", by=by, address=address))
+    def _reserve(self, address: str) -> None:
+        self._held[address] = asyncio.ensure_future(self._hold(address))
+
+    def _release(self, address: str) -> None:
+        if (task := self._held.pop(address, None)) is not None:
+            task.cancel()
+
+    def _advertise(self, relays: tuple[str, ...]) -> None:
+        # Without certificates any peer that neighbours find there would pass for it.
+        near = neighbours_dial(self._bound) if self._node.transport.encrypted else ""
+        address = relayed_address(self._gossip.me.peer, relays, near)
+        self._gossip.update(address=address)
+        self._node.log(new_event("relayed", by=list(self._choice.relays), address=address))
 
     async def _hold(self, asked: str) -> None:
         address, reserved = asked, False
@@ -97,7 +95,7 @@ class RelayedPeer(Component):
                 raise wire.WireError(f"it says that it is {named}, which is another")
             address = at
             self._held[address] = self._held.pop(asked)
-            self._do(self._choice.reserved(asked, opened.peer, address, self._node.clock()))
+            self._choice.reserved(asked, opened.peer, address, self._node.clock())
             reserved = True
             self._answer(asked, True)
             await first_of(self._live(stream), self._listen(stream, asked))
@@ -108,7 +106,7 @@ class RelayedPeer(Component):
             stream.cancel()
             self._answer(asked, False)
         if self._held.pop(address, None) is not None:
-            self._do(self._choice.lost(address, self._node.clock()))
+            self._choice.lost(address, self._node.clock())
             if not self._choice.relays and any(member.live for member in self._gossip.others):
                 self._warnings.add("no relay is left: nobody reaches this peer until there is one")
 
@@ -155,4 +153,4 @@ class RelayedPeer(Component):
             leads_here = True
         except TransportError as error:
             self._warnings.add(f"nothing comes through the relay {relay}: {shown(str(error))}")
-        self._do(self._choice.tried(relay, self._node.clock(), leads_here=leads_here))
+        self._choice.tried(relay, self._node.clock(), leads_here=leads_here)
