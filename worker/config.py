@@ -15,7 +15,6 @@ machine's own, and so is what `ADVISED` names.
 """
 
 import dataclasses
-import difflib
 import math
 import re
 import tomllib
@@ -34,6 +33,7 @@ from murmuration.worker.exchange.round_context import RoundConfig
 from murmuration.worker.membership.swim import MembershipConfig
 from murmuration.worker.pipeline.stages_config import StagesConfig
 from murmuration.worker.tasks import SharesSamples, Task, TaskError, load_task
+from murmuration.worker.tasks.task import nearest
 from murmuration.worker.training.optimizers import KSEED, InnerConfig
 from murmuration.worker.views.tracking import TRACKERS
 
@@ -186,7 +186,7 @@ def parse_config(document: Mapping[str, Any], source: ConfigOrigin | str) -> Con
     for name, section in document.items():
         if name not in _SECTIONS:
             where = source.of(name, section if isinstance(section, dict) else ())
-            raise ConfigError(f"{where}: no section [{name}]{_nearest(name, _SECTIONS)}")
+            raise ConfigError(f"{where}: no section [{name}]{nearest(name, _SECTIONS)}")
         if not isinstance(section, dict):
             raise ConfigError(
                 f"{source.name}: {name} is a section; write [{name}] and keys below it"
@@ -196,7 +196,7 @@ def parse_config(document: Mapping[str, Any], source: ConfigOrigin | str) -> Con
     if not isinstance(preset, str) or preset not in PRESETS:
         raise ConfigError(
             f"{source.of('diloco', ['preset'])}: no preset {preset!r}"
-            f"{_nearest(str(preset), PRESETS)}"
+            f"{nearest(str(preset), PRESETS)}"
         )
     if preset == "ddp":
         # A DDP step is its own round, whatever period a comparison was started with.
@@ -368,7 +368,7 @@ def _build(
     values = document.get(section, {})
     for name, value in values.items():
         if name not in known:
-            why = f"has no key {name!r}{_nearest(name, (*known, *extra))}"
+            why = f"has no key {name!r}{nearest(name, (*known, *extra))}"
             raise source.refused(section, name, why)
         wanted, problem = type(known[name]), ""
         if wanted is float and type(value) is int:
@@ -401,9 +401,3 @@ def _is_plain(value: object) -> bool:
     if isinstance(value, list):
         return all(map(_is_plain, value))
     return isinstance(value, str | bool | int | float)
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    names = list(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    return f"; did you mean {close[0]!r}?" if close else f"; use one of {', '.join(names)}"

@@ -51,14 +51,23 @@ def options(argument: str, group: type, unlisted: str = "") -> Callable[[_Comman
     return decorate
 
 
+preset_option = option(
+    "--preset",
+    key="diloco.preset",
+    shell_complete=lambda _context, _option, begun: [p for p in PRESETS if p.startswith(begun)],
+    help=f"The preset: {', '.join(PRESETS[:-1])} or {PRESETS[-1]}.",
+)
+settings_option = option(
+    "--set",
+    multiple=True,
+    metavar="SECTION.KEY=VALUE",
+    help="Set one key of the configuration; may be given several times.",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunFlags:
-    preset: str | None = option(
-        "--preset",
-        key="diloco.preset",
-        shell_complete=lambda _context, _option, begun: [p for p in PRESETS if p.startswith(begun)],
-        help=f"The preset: {', '.join(PRESETS[:-1])} or {PRESETS[-1]}.",
-    )
+    preset: str | None = preset_option
     steps: int | None = option(
         "--steps", key="run.steps", type=int, metavar="N", help="The inner steps of the whole run."
     )
@@ -78,12 +87,7 @@ class RunFlags:
     model: str | None = option(
         "--model", key="task.model", metavar="NAME", help="The model: tiny, small or base."
     )
-    settings: tuple[str, ...] = option(
-        "--set",
-        multiple=True,
-        metavar="SECTION.KEY=VALUE",
-        help="Set one key of the configuration; may be given several times.",
-    )
+    settings: tuple[str, ...] = settings_option
 
     def typed(self) -> dict[str, str]:
         """The options that stand for a key, as typed, by setting: `section.key=value` in TOML."""

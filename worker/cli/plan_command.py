@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from murmuration.protos.figures import count
-from murmuration.worker.cli.options import link_of, option, options
+from murmuration.worker.cli.options import link_of, option, options, preset_option, settings_option
 from murmuration.worker.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -35,10 +35,8 @@ class PlanOptions:
     peers: int = option(
         "--peers", type=click.IntRange(2), default=4, show_default=True, help="The workers."
     )
-    preset: str | None = option("--preset", help="The preset, such as diloco.")
-    settings: tuple[str, ...] = option(
-        "--set", multiple=True, metavar="SECTION.KEY=VALUE", help="Set a key of the configuration."
-    )
+    preset: str | None = preset_option
+    settings: tuple[str, ...] = settings_option
     target: float = option(
         "--target",
         type=click.FloatRange(0, 1, min_open=True, max_open=True),

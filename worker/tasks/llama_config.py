@@ -108,7 +108,7 @@ def llama_config(model: str, **changes: Any) -> LlamaConfig:
     unknown model or field (with the nearest valid name), or sizes that do not fit one another."""
     if model not in MODELS:
         raise TaskError(f"unknown model {model!r}{nearest(model, MODELS)}")
-    known = {field.name for field in fields(LlamaConfig)}
+    known = [field.name for field in fields(LlamaConfig)]
     if (unknown := next((name for name in changes if name not in known), None)) is not None:
         raise TaskError(f"model {model!r} has no setting {unknown!r}{nearest(unknown, known)}")
     return replace(MODELS[model], **changes)

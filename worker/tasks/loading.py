@@ -86,7 +86,7 @@ def import_factory(name: str, what: str = "task") -> Callable[..., Any]:
         )
     if not colon:
         raise TaskError(
-            f"unknown task {name!r}{nearest(name, BUILT_IN)} "
+            f"unknown task {name!r}{nearest(name, sorted(BUILT_IN))} "
             "(a task of your own is 'package.module:factory')"
         )
     if not module_name or not factory_name.isidentifier():
@@ -134,7 +134,7 @@ def _check_options(name: str, factory: Callable[..., Task], options: Mapping[str
         if "seed" not in keywords:
             raise TaskError(f"task {name!r}: its factory must accept a keyword 'seed'")
         if unknown := sorted(set(options) - set(keywords)):
-            near = nearest(unknown[0], set(keywords) - {"seed"})
+            near = nearest(unknown[0], [each for each in keywords if each != "seed"])
             raise TaskError(f"task {name!r} has no option {unknown[0]!r}{near}")
     for key, each in keywords.items():
         if each.default is each.empty and key not in {"seed", *options}:

@@ -24,10 +24,10 @@ SPLITS = ("train", "validation")
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """How an error ends: ``"; did you mean 'x'?"`` for the closest known name, or a list of all."""
-    names = sorted(known)
-    if close := difflib.get_close_matches(name, names, n=2, cutoff=0.5):
-        return f"; did you mean {' or '.join(map(repr, close))}?"
-    return "; choose from " + ", ".join(names) if names else ""
+    names = list(known)
+    if close := difflib.get_close_matches(name, names, n=1, cutoff=0.4):
+        return f"; did you mean {close[0]!r}?"
+    return "; use one of " + ", ".join(names) if names else ""
 
 
 def one_line(error: BaseException) -> str:

@@ -95,7 +95,7 @@ def test_a_task_of_ones_own_is_found_in_the_working_directory():
 def test_a_wrong_name_says_what_to_do():
     for name, expected in [
         ("llama-byte", "unknown task 'llama-byte'; did you mean 'llama-bytes'?"),
-        ("zzz", "unknown task 'zzz'; choose from huggingface, llama-bytes"),
+        ("zzz", "unknown task 'zzz'; use one of huggingface, llama-bytes"),
         (":build", "write it as 'package.module:factory'"),
         ("own_task:", "write it as 'package.module:factory'"),
         ("own-loop", "murmuration.Swarm(model"),
