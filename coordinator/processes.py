@@ -1,14 +1,15 @@
-"""Processes that this one starts, reads without blocking and ends; and signals, counted."""
+"""Processes that this one starts, reads without blocking and ends; signals, counted; free ports for them."""
 
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
@@ -199,3 +200,27 @@ class Interrupts:
         if self.first is None:
             self.first, self._first_s = number, time.monotonic()
         self.insistent |= time.monotonic() - self._first_s > _SAME_PRESS_S
+
+
+class ReservedPorts(ExitStack):
+    """Distinct free loopback ports, kept from everyone else until closed.
+
+    A port that is merely looked up can be lost to any outgoing connection before its worker
+    listens. Linux lets a listener bind next to a socket that does not listen, if both set
+    SO_REUSEADDR, as gRPC does; so there the sockets stay open. Elsewhere they are closed at once.
+    """
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+        try:
+            for _ in range(count):
+                reserved = self.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+                reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                reserved.bind((LOOPBACK_HOST, 0))
+                self.addresses.append(f"{LOOPBACK_HOST}:{reserved.getsockname()[1]}")
+        except OSError:
+            self.close()
+            raise
+        if not sys.platform.startswith("linux"):
+            self.close()

@@ -14,12 +14,17 @@ from typing import TYPE_CHECKING
 
 from murmuration.coordinator.asking import AskedSwarm, ask
 from murmuration.coordinator.launch import Launch
-from murmuration.coordinator.processes import Interrupts, ProxyProcess, WorkerProcess
+from murmuration.coordinator.processes import (
+    Interrupts,
+    ProxyProcess,
+    ReservedPorts,
+    WorkerProcess,
+)
 from murmuration.coordinator.records import Record
 from murmuration.coordinator.report import Report
 from murmuration.coordinator.report_files import leave_results
 from murmuration.coordinator.terminal import Screen, screen_for, summary_of_records
-from murmuration.protos.addresses import ReservedPorts, with_host
+from murmuration.protos.addresses import with_host
 from murmuration.protos.events import Event, new_event
 from murmuration.protos.exit_codes import ExitCode, MurmurError, exit_words
 from murmuration.worker.identity import certificates

@@ -1,10 +1,8 @@
-"""HOST:PORT, several of one peer, or PEER@HOST:PORT of a relay; and free ports to reserve."""
+"""HOST:PORT, several of one peer, or PEER@HOST:PORT of a relay."""
 
 import ipaddress
-import socket
-import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from urllib.parse import unquote
 
 from murmuration.protos.exit_codes import UsageError
@@ -103,27 +101,3 @@ def caller_host(peer: str) -> str:
             mapped = host.ipv4_mapped if isinstance(host, ipaddress.IPv6Address) else None
             return str(mapped or host)
     return ""
-
-
-class ReservedPorts(ExitStack):
-    """Distinct free loopback ports, kept from everyone else until closed.
-
-    A port that is merely looked up can be lost to any outgoing connection before its worker
-    listens. Linux lets a listener bind next to a socket that does not listen, if both set
-    SO_REUSEADDR, as gRPC does; so there the sockets stay open. Elsewhere they are closed at once.
-    """
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.addresses: list[str] = []
-        try:
-            for _ in range(count):
-                reserved = self.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-                reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                reserved.bind((LOOPBACK_HOST, 0))
-                self.addresses.append(f"{LOOPBACK_HOST}:{reserved.getsockname()[1]}")
-        except OSError:
-            self.close()
-            raise
-        if not sys.platform.startswith("linux"):
-            self.close()

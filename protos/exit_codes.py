@@ -21,10 +21,9 @@ class ExitCode(IntEnum):
 
 
 class MurmurError(Exception):
-    """The message is one line for the user: what, where, how to fix. Args: exit_code: else that of
-    the class."""
+    """The message is one line for the user: what, where, how to fix."""
 
-    exit_code: int = ExitCode.FAILED
+    exit_code: int = ExitCode.FAILED  # of the class, if an error says none of its own
 
     def __init__(self, message: str = "", exit_code: int | None = None) -> None:
         super().__init__(message)

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 import grpc
 
 from murmuration.coordinator.asking import ask
-from murmuration.protos.addresses import ReservedPorts
+from murmuration.coordinator.processes import ReservedPorts
 from tests.support.fork_server import MURMUR as FORKED
 from tests.support.fork_server import ForkedPopen, run
 

@@ -16,10 +16,10 @@ from click.testing import CliRunner
 
 from murmuration.coordinator import cli
 from murmuration.coordinator.asking import ask
+from murmuration.coordinator.processes import ReservedPorts
 from murmuration.coordinator.registry import Registry
 from murmuration.coordinator.rendezvous import CoordinatorRun, CoordinatorService, start_server
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.addresses import ReservedPorts
 from murmuration.protos.documents import pack
 from murmuration.protos.events import Event, Log
 from murmuration.protos.exit_codes import MurmurError

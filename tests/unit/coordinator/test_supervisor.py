@@ -3,6 +3,7 @@
 import fcntl
 import json
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from murmuration.coordinator.launch import Launch
+from murmuration.coordinator.processes import ReservedPorts
 from murmuration.coordinator.supervisor import run_swarm
 from murmuration.protos.exit_codes import MurmurError
 from tests.support import drive_swarm, fake_worker
@@ -117,3 +119,11 @@ def test_no_worker_outlives_a_killed_supervisor(tmp_path):
         process.kill()
         process.wait()
     wait_until_gone(tmp_path / "out", "w0", "w1")
+
+
+def test_reserved_ports_are_distinct_and_a_listener_may_take_them():
+    with ReservedPorts(64) as ports:
+        assert len(set(ports.addresses)) == 64
+        host, _, port = ports.addresses[0].rpartition(":")
+        with socket.create_server((host, int(port))) as listener:
+            assert listener.getsockname()[1] == int(port)

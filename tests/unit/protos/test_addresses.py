@@ -1,11 +1,8 @@
-"""HOST:PORT of peers and of those that call, and reserved ports."""
-
-import socket
+"""HOST:PORT of peers and of those that call."""
 
 import pytest
 
 from murmuration.protos.addresses import (
-    ReservedPorts,
     caller_host,
     is_wildcard,
     join_address,
@@ -44,11 +41,3 @@ def test_an_address_is_joined_as_it_was_split(address):
 def test_a_wildcard_stands_for_all_addresses():
     hosts = ("0.0.0.0", "::", "127.0.0.1", "w0.example")
     assert [is_wildcard(host) for host in hosts] == [True, True, False, False]
-
-
-def test_reserved_ports_are_distinct_and_a_listener_may_take_them():
-    with ReservedPorts(64) as ports:
-        assert len(set(ports.addresses)) == 64
-        host, _, port = ports.addresses[0].rpartition(":")
-        with socket.create_server((host, int(port))) as listener:
-            assert listener.getsockname()[1] == int(port)
