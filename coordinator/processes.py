@@ -1,4 +1,4 @@
-"""Processes that this one starts, reads without blocking and ends; signals, counted; free ports for them."""
+"""Processes that this one starts, reads without blocking and ends; signals, and free ports."""
 
 import json
 import os

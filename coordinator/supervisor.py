@@ -24,7 +24,7 @@ from murmuration.coordinator.records import Record
 from murmuration.coordinator.report import Report
 from murmuration.coordinator.report_files import leave_results
 from murmuration.coordinator.terminal import Screen, screen_for, summary_of_records
-from murmuration.protos.addresses import with_host
+from murmuration.protos.addresses import served_at
 from murmuration.protos.events import Event, new_event
 from murmuration.protos.exit_codes import ExitCode, MurmurError, exit_words
 from murmuration.worker.identity import certificates
@@ -75,9 +75,9 @@ class Supervisor:
                 worker = WorkerProcess(name, command, launch.out / f"{name}.log", own)
                 self._running.append(worker)
                 stack.callback(worker.close)
-            if launch.web is not None:  # from this process, which trains nothing
+            if (web := served_at("--web", launch.web)) is not None:  # this process trains nothing
                 identity = None if launch.insecure else certificates.member_identity(launch.out)
-                place = PagePlace(with_host(launch.web), launch.out / launch.names[0])
+                place = PagePlace(web, launch.out / launch.names[0])
                 swarm = AskedSwarm(addresses[0], partial(ask, identity=identity))
                 page = swarm.serve_page(place, encrypted=identity is not None)
                 stack.callback(page.close)

@@ -8,7 +8,6 @@ from urllib.parse import unquote
 from murmuration.protos.exit_codes import UsageError
 
 LOOPBACK_HOST = "127.0.0.1"
-THIS_MACHINE = ("127.0.0.1", "localhost", "[::1]")  # as the host of a URL
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -17,12 +16,6 @@ def split_address(address: str) -> tuple[str, int]:
     if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise ValueError(f"{address!r} is no HOST:PORT, such as 192.0.2.7:7700")
     return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def with_host(address: str) -> str:
-    """HOST:PORT as it is; a port alone is one of loopback. Raises ValueError: it is neither."""
-    whole = f"{LOOPBACK_HOST}:{address}" if address.isascii() and address.isdigit() else address
-    return join_address(*split_address(whole))
 
 
 def checked_address(address: str, flag: str = "") -> tuple[str, int]:
@@ -34,9 +27,12 @@ def checked_address(address: str, flag: str = "") -> tuple[str, int]:
 
 
 def served_at(said: str, given: str | int | None, such_as: int = 9464) -> str | None:
-    """HOST:PORT to serve at, of a port of loopback too. Raises UsageError, of `said`."""
+    """HOST:PORT to serve at; a port alone is one of loopback. Raises UsageError, of `said`."""
+    if given is None:
+        return None
+    whole, is_port = str(given), str(given).isascii() and str(given).isdigit()
     try:
-        return None if given is None else with_host(str(given))
+        return join_address(*split_address(f"{LOOPBACK_HOST}:{whole}" if is_port else whole))
     except ValueError as error:
         raise UsageError(
             f"{said}: write a port of this machine, such as {such_as}, or HOST:PORT where others "

@@ -27,8 +27,7 @@ class MurmurError(Exception):
 
     def __init__(self, message: str = "", exit_code: int | None = None) -> None:
         super().__init__(message)
-        if exit_code is not None:
-            self.exit_code = exit_code
+        self.exit_code = exit_code or self.exit_code
 
 
 class UsageError(MurmurError):

@@ -13,9 +13,9 @@ from prometheus_client.registry import Collector
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp
 
-from murmuration.protos.addresses import THIS_MACHINE, is_loopback, split_address
+from murmuration.protos.addresses import is_loopback, split_address
 from murmuration.worker.membership import Health, Phase
-from murmuration.worker.views.page import WebServer
+from murmuration.worker.views.page import THIS_MACHINE, WebServer
 from murmuration.worker.views.summary import Document
 
 _PREFIX = "murmuration_"

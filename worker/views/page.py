@@ -29,12 +29,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from murmuration.protos.addresses import THIS_MACHINE, is_loopback, join_address, split_address
+from murmuration.protos.addresses import is_loopback, join_address, split_address
 from murmuration.protos.reach import cannot_listen
 from murmuration.worker.identity.certificates import FOLDER, write_secret
 from murmuration.worker.views import PagePlace
 from murmuration.worker.views.history import History, Look
 
+THIS_MACHINE = ("127.0.0.1", "localhost", "[::1]")  # as the host of a URL
 _AT_ONCE = 64  # connections
 _END_S = 5.0
 _HANDSHAKE_S = 5.0

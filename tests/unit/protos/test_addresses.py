@@ -6,21 +6,23 @@ from murmuration.protos.addresses import (
     caller_host,
     is_wildcard,
     join_address,
+    served_at,
     split_address,
-    with_host,
 )
+from murmuration.protos.exit_codes import UsageError
 
 
 def test_a_port_alone_is_one_of_loopback():
-    assert [with_host(port) for port in ("9464", "0")] == ["127.0.0.1:9464", "127.0.0.1:0"]
+    assert served_at("", None) is None
+    assert [served_at("", port) for port in ("9464", 0)] == ["127.0.0.1:9464", "127.0.0.1:0"]
     for whole in ("0.0.0.0:9464", "[::1]:9464", "one.example:9464"):
-        assert with_host(whole) == whole
+        assert served_at("", whole) == whole
 
 
 @pytest.mark.parametrize("given", ["", "one.example", ":9464", "65536", "²"])
 def test_what_is_neither_address_nor_port_is_refused(given):
-    with pytest.raises(ValueError, match="is no HOST:PORT"):
-        with_host(given)
+    with pytest.raises(UsageError, match=r"^--web: write a port of this machine"):
+        served_at("--web", given)
 
 
 def test_the_host_of_a_caller():
