@@ -53,7 +53,6 @@ from murmuration.worker.wire import tensor_hash
 
 T = TypeVar("T")
 
-_WAIT_S = 120.0
 _UNSEEN = (
     "the parameters have moved, and no step of an optimizer was seen, so nothing was shared: let a "
     "torch.optim.Optimizer take the steps, by its step(); the model is as the loop has left it"
@@ -210,7 +209,7 @@ class Swarm(StepListener):
             metrics=served_at(f"{serve_metrics=}", serve_metrics),
             page=None if page is None else PagePlace(page, self._out or Path()),
             min_peers=min_peers if min_peers is not None else (None if joins else 1),
-            wait_s=wait_s if wait_s is not None else (inf if joins else _WAIT_S),
+            wait_s=wait_s if wait_s is not None else (inf if joins else NodeConfig.wait_s),
         )
         self._mailbox = Mailbox()
         self._session: Session | None = None
