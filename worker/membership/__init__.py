@@ -159,4 +159,6 @@ def newest(known: Member, heard: Member) -> Member:
     incarnation, health = max((known.incarnation, known.health), (heard.incarnation, heard.health))
     if Health.LEFT in (known.health, heard.health):
         health = Health.LEFT
+    if (fields.incarnation, fields.health) == (incarnation, health):
+        return fields
     return replace(fields, incarnation=incarnation, health=health)

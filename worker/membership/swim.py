@@ -245,7 +245,8 @@ class Membership:
 
     def _put(self, member: Member) -> None:
         known = self._members.get(member.peer)
-        self._members[member.peer], self._sorted = member, None
+        if known is not member:
+            self._members[member.peer], self._sorted = member, None
         if known is None or _gist(known) != _gist(member):
             self._outline_changed = True
         at = member.start_ms, member.address

@@ -429,8 +429,7 @@ class Node:
     # ------------------------------------------------------------- what components ask of the node
 
     def on_view(self, view: View) -> None:
-        fastest_s = view.fastest_step_s()
-        if self._config.plan.dylu and fastest_s != self._fastest_s:
+        if self._config.plan.dylu and (fastest_s := view.fastest_step_s()) != self._fastest_s:
             self._fastest_s = fastest_s
             self.post(mail.FastestPace(fastest_s))
         for component in self._components:

@@ -52,7 +52,7 @@ class StageContext:
     config: StagesConfig
     codec: Codec
     transport: Transport
-    members: Callable[[], Sequence[Member]]  # all peers of the swarm, as known now
+    members: Callable[[], Sequence[Member]]  # all peers; others when one has changed
     suspect: Callable[[str], None]  # has membership probe one
     post: Callable[[mail.ToTrain], None]  # takes messages for the train thread
     offload: Offload

@@ -121,7 +121,8 @@ class RoutePlanner:
 
     def __init__(self, context: StageContext) -> None:
         self._context = context
-        self._name: int | None = None  # of the latest measurements
+        self._name: int | None = None  # of the latest measurements, which these members had
+        self._members: Sequence[Member] = ()
         self._replaced: dict[int, float] = {}  # when, by the name of the snapshot; the latest last
         self._snapshot: NetworkSnapshot | None = None
         self._found: dict[int, _Planned] = {}
@@ -130,7 +131,10 @@ class RoutePlanner:
 
     def on_view(self) -> int:
         """Profiles may have changed: the name of what this peer would plan with now."""
-        name = snapshot_name(self._context.members())
+        members = self._context.members()
+        if self._name is not None and members is self._members:
+            return self._name
+        self._members, name = members, snapshot_name(members)
         if name != self._name:
             if self._name is not None:
                 self._replaced.pop(self._name, None)

@@ -104,6 +104,7 @@ class StageMeasurements:
         self.activation_bytes = 0  # of a microbatch, encoded; 0 while not known
         self.gradient_norm = 0.0  # published along with the rest, and no reason to publish
         self._published, self._published_s = Profile(), -math.inf
+        self._same_until_s = -math.inf  # all was looked at, and the first is too old after that
 
     def round_trip(self, peer: str, seconds: float) -> None:
         self._remember(self._round_trips, peer, seconds)
@@ -136,26 +137,32 @@ class StageMeasurements:
 
     def on_view(self, starts: Mapping[str, int]) -> None:
         """Forgets peers that are gone or have started again. Args: starts: of those that live."""
+        if starts == self._starts:
+            return
         for peer in [peer for peer, start in self._starts.items() if starts.get(peer) != start]:
             for kept in (self._round_trips, self._rates, self._shared_rates):
                 kept.pop(peer, None)
-        self._starts = starts
+        self._starts, self._same_until_s = starts, -math.inf
 
     def computed(self, what: str, seconds: float) -> None:
         """`what`: forward_s, backward_s or loss_s."""
         before = self._times.get(what, seconds)
         self._times[what] = before + _FORGET * (seconds - before)
+        self._same_until_s = -math.inf
 
     def poll(self, now_s: float) -> Profile | None:
         """The profile to publish now, if it differs enough from the last."""
-        if now_s < self._published_s + _PUBLISH_S:
+        measured_s = self._clock()
+        if now_s < self._published_s + _PUBLISH_S or measured_s <= self._same_until_s:
             return None
-        since_s = self._clock() - _OLD_S
+        since_s, self._same_until_s = measured_s - _OLD_S, math.inf
         for kept in (self._round_trips, self._rates, self._shared_rates):
             for peer, values in list(kept.items()):
                 while values and values[0][0] < since_s:
                     values.popleft()
-                if not values:
+                if values:
+                    self._same_until_s = min(self._same_until_s, values[0][0] + _OLD_S)
+                else:
                     del kept[peer]
         size = self.activation_bytes
         now = Profile(
@@ -181,6 +188,7 @@ class StageMeasurements:
 
     def _remember(self, kept: _Kept, peer: str, value: float) -> None:
         kept.setdefault(peer, deque(maxlen=_REMEMBERED)).append((self._clock(), value))
+        self._same_until_s = -math.inf
 
 
 class LinkProber:

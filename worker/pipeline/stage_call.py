@@ -1,6 +1,7 @@
 """A microbatch's call at a stage: its key, its route, the reply, and all of it on the wire."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import xxhash
 
@@ -10,8 +11,7 @@ from murmuration.worker.membership import Health, Member, Phase
 from murmuration.worker.wire import Payload, WireError
 
 
-@dataclass(frozen=True, order=True)
-class PeerProcess:
+class PeerProcess(NamedTuple):
     """One process of a peer; `start_ms` is its `Member`'s. A peer that starts again under the same
     name has nothing of what its earlier process had under way."""
 
@@ -23,8 +23,7 @@ class PeerProcess:
         return cls(member.peer, member.start_ms)
 
 
-@dataclass(frozen=True, order=True)
-class StageCallKey:
+class StageCallKey(NamedTuple):
     """One microbatch of an iteration; a repeated call has the same key."""
 
     iteration: int
@@ -43,8 +42,7 @@ class StageCallKey:
         return xxhash.xxh3_64_intdigest(name.encode())
 
 
-@dataclass(frozen=True)
-class Hop:
+class Hop(NamedTuple):
     """A stage, and the peer that is to serve it."""
 
     stage: int
