@@ -16,6 +16,7 @@ import ctypes
 import gc
 import json
 import os
+import pkgutil
 import runpy
 import selectors
 import signal
@@ -31,9 +32,8 @@ from typing import Any
 WORKER = (sys.executable, "-m", "murmuration.worker.cli")  # for `ForkedPopen`
 MURMUR = (sys.executable, "-m", "tests.support.fork_server")  # its children are forked
 _ADDRESS = "TEST_FORK_SERVER"  # in the environment: the processes of a test share one server
-_PRELOADED = (
-    *("torch._dynamo", "torch.optim", "murmuration.worker.cli.commands"),
-    *("murmuration.worker.daemon", "lightning.pytorch", "peft", "pytest"),
+_PRELOADED = (  # beside all of the product
+    *("torch._dynamo", "torch.optim", "lightning.pytorch", "peft", "pytest", "hypothesis.stateful"),
     *("transformers.models.llama.modeling_llama", "transformers.trainer"),
 )
 _SERVED = ("murmuration.worker.cli", "murmuration.coordinator.", "tests.")
@@ -163,8 +163,12 @@ def _connected() -> socket.socket:
 
 def serve(fd: int) -> None:
     """Forks a child for each connection. It sends its pid, and the server its wait status."""
-    for module in _PRELOADED:
-        __import__(module)
+    import murmuration
+
+    product = (each.name for each in pkgutil.walk_packages(murmuration.__path__, "murmuration."))
+    for module in (*_PRELOADED, *product):
+        if not module.endswith("__main__"):
+            __import__(module)
     spare = _sparing()
     gc.freeze()  # no child looks through what was imported
     listening = socket.socket(fileno=fd)
