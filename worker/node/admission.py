@@ -8,6 +8,7 @@ import asyncio
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -37,8 +38,7 @@ from murmuration.worker.transport.grpc import GrpcTransport
 T = TypeVar("T")
 
 FIRST_S = 120.0  # that a peer tries for which has never been a member
-_TRY_S = 3.0
-_GLANCE_S = 2.0
+_TRY_S, _GLANCE_S = 3.0, 2.0
 _PAUSE_S, _EAGER_S, _LATER_S = 0.25, 10.0, 2.0
 _TELL_S, _TELL_AGAIN_S = 2.0, 30.0
 _SKEW_S = 60.0
@@ -97,31 +97,32 @@ class Newcomer(AbstractContextManager["Newcomer"]):
         PeersUnreachable; IdentityError: they refuse, are of another run, or the token has expired;
         OSError: the folder cannot be written, and the token is not spent."""
         token.check_date()
-        key, refused = certificates.kept_key(folder), set[str]()
+        key, refused = certificates.kept_key(folder), Counter[str]()
         request = certificates.request_for(key)
         asked = pb.EnrolRequest(name=name, request=request).SerializeToString()
         given = f"{TRIAL}{token.id}" if name.startswith(TRIAL) else name
 
         async def ask() -> Identity | None:
             """Asks one after the other: a token lets in as often as it says."""
-            for address in [each for each in self.contacts if each not in refused]:
+            for address in [each for each in self.contacts if refused[each] < _TURNED_AWAY]:
                 try:
                     raw = await self._client.call(address, Method.ENROL, asked, _TRY_S)
                     reply = wire.parse(pb.EnrolReply, raw)
                 except (TransportError, wire.WireError) as error:
                     self._problems[address] = str(error)
-                    refused.update([address] if isinstance(error, Untrusted) else [])
+                    if isinstance(error, Untrusted):  # one that only closes may be about to start
+                        refused[address] += 1 if error.closed else _TURNED_AWAY
                     continue
                 if reply.refusal:
                     self._problems[address] = f"{address} refuses: {shown(reply.refusal, 200)}"
-                    refused.add(address)
+                    refused[address] = _TURNED_AWAY
                     continue
                 pem = certificates.key_to_pem(key)
                 own = Identity.of(pem, reply.certificate, token.identity.authority)
                 if (own.role, own.name) != (Role.PEER, given):
                     raise IdentityError(f"{address} gives the certificate of {shown(own.name)}")
                 return own
-            if len(refused) < len(set(self.contacts)):
+            if any(refused[each] < _TURNED_AWAY for each in self.contacts):
                 return None
             why = "; ".join(self._problems.values())
             raise IdentityError(f"not let in by token {token.id}: {why}")
@@ -293,7 +294,7 @@ def join_config(
     for section in RUN_WIDE:
         for key in sorted(document.get(section, {})):
             if (section, key) in (*configs.ADVISED, *configs.LOCAL):
-                chosen[section][key] = document[section][key]
+                chosen.setdefault(section, {})[key] = document[section][key]
                 continue
             ours, theirs = configs.to_document(own)[section].get(key), run.get(section, {}).get(key)
             if ours != theirs:

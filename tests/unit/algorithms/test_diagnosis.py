@@ -9,13 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from murmuration.algorithms.diagnosis import (
-    Diagnosis,
-    FaultPlace,
-    PeerFigures,
-    Verdict,
-    diagnose,
-)
+from murmuration.algorithms.diagnosis import Diagnosis, FaultPlace, PeerFigures, Verdict, diagnose
 
 RATE_MBPS, SHARD_MBIT, ROUND_S, STEPS = 20.0, 10.0, 4.0, 20
 

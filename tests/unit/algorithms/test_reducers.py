@@ -4,12 +4,7 @@ from collections import Counter
 
 import pytest
 
-from murmuration.algorithms.reducers import (
-    next_group,
-    reached_by_all,
-    reducer_orders,
-    weight,
-)
+from murmuration.algorithms.reducers import next_group, reached_by_all, reducer_orders, weight
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ def test_initial_values_come_from_the_others_or_from_what_was_typed(tmp_path):
 def test_a_section_that_is_none_is_refused_and_loops_of_their_own_load_nothing():
     with pytest.raises(ManifestRefused, match=r"without a section \[task\]"):
         join_config(run_of() | {"task": [1, 2]}, None, (), "host:1")
+    assert join_config({}, None, ("diloco.overlap_steps=1",), "host:1").plan.overlap_steps == 1
     join_config(run_of(f"task.name={OWN_LOOP}", "inner.optimizer=os:system"), None, (), "host:1")
 
 

@@ -116,6 +116,21 @@ def test_all_is_asked_over_one_client_whether_or_not_a_loop_runs(tmp_path, monke
     assert len(made) == 1
 
 
+def test_a_contact_that_closes_the_connection_once_has_not_refused_the_token(tmp_path, monkeypatch):
+    run = Authority.make(tmp_path)
+    away = [admission.Untrusted("it closes the connection", closed=True) for _ in range(2)]
+
+    async def call(_address: str, _method: str, raw: bytes, _timeout_s: float) -> bytes:
+        if away:
+            raise away.pop()
+        return lets_in(run)(raw)
+
+    client = SimpleNamespace(call=call, close=AsyncMock())
+    monkeypatch.setattr(admission, "GrpcTransport", lambda *_: client)
+    with Newcomer(["a:1"]) as asks:
+        assert asks.enrol(run.create_token(), "second").name == "second"
+
+
 async def test_who_answers_has_turned_nobody_away(monkeypatch):
     away = admission.Untrusted("another authority")
     answer = pb.JoinReply(manifest=RUN.pack(), seen_from="no host\33[2J").SerializeToString()
