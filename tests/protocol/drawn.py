@@ -22,8 +22,7 @@ class Draws:
     """The samples that one peer draws, epoch after epoch.
 
     Args:
-        samples: what all peers have drawn: it is added to.
-    """
+        samples: what all peers have drawn: it is added to."""
 
     def __init__(
         self, train: TrainSide, stream: SampleStream, batch: int, samples: list[Sample]
@@ -143,8 +142,7 @@ class Churn:
     """Two joins, a leave and two kills of a swarm of four, within the first epoch of its samples.
 
     Args:
-        seed: of when each comes, and of who leaves and who dies.
-    """
+        seed: of when each comes, and of who leaves and who dies."""
 
     seed: int
     stream: SampleStream

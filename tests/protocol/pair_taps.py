@@ -19,8 +19,7 @@ class GossipMessage:
     """A message between two partners, from `speaker` to `listener`.
 
     `kind` is header, staged or refusal, or says of a part whether it is announced ("anchor part")
-    or a frame of it ("anchor frame").
-    """
+    or a frame of it ("anchor frame")."""
 
     speaker: str
     listener: str

@@ -28,8 +28,7 @@ class Problem:
         exchange: whether payloads are compressed; `auto` would depend on the real clock.
         far: how much further away a peer's point is, by peer; 1 where none is given.
         step_s: virtual seconds that an inner step takes, by peer; 0.1 where none is given; may be
-            changed on the way.
-    """
+            changed on the way."""
 
     layers: tuple[int, ...] = (300,)
     steps: int = 12
@@ -85,8 +84,7 @@ class Synthetic:
     """One peer's parameters and its gradients; deterministic in (seed, peer, steps taken).
 
     After the inner step `poison_at` its parameters hold a NaN; after `moves_until` steps of its own
-    all its gradients are 0.
-    """
+    all its gradients are 0."""
 
     accessor = None  # its parameters are all here
     model = torch.nn.Module()  # it has no buffers

@@ -118,8 +118,7 @@ class StagedProblem:
         cut: layers of each stage; by parameters where none are given.
         forward_s: virtual seconds of a forward, by peer; 0.01 where none is given.
         limits: how many calls fit on a peer; many where none is given.
-        plain: whether the model is linear maps, where what is learned is not the matter.
-    """
+        plain: whether the model is linear maps, where what is learned is not the matter."""
 
     count: int = 4
     cut: tuple[int, ...] = ()
@@ -195,8 +194,7 @@ class StageSwarm(Swarm):
     ) -> None:
         """Args:
         replicas: of each stage, or by stage, that are started at once.
-        at: the iteration that all of them have begun when the swarm is given.
-        """
+        at: the iteration that all of them have begun when the swarm is given."""
         if isinstance(replicas, int):
             replicas = dict.fromkeys(range(problem.count), replicas)
         names = [f"{stage}{'abcdef'[n]}" for stage, of in replicas.items() for n in range(of)]

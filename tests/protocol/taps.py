@@ -14,8 +14,7 @@ class Scripted:
 
     Args:
         ends: after them; else nothing comes for ever.
-        reads: else the second message to it is never taken.
-    """
+        reads: else the second message to it is never taken."""
 
     def __init__(self, *messages: bytes, ends: bool = False, reads: bool = True) -> None:
         self._messages, self._ends, self._reads = list(messages), ends, reads

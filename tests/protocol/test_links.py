@@ -185,8 +185,7 @@ async def test_what_a_failed_round_has_counted_is_not_counted_again():
     Nor do the other two reach each other: else the shards would go to those that all reach.
 
     All movement of the swarm is a's, before its first round: with outer learning rate 1 and no
-    momentum, the anchor must move by a's share of the mean once, whichever round counts it.
-    """
+    momentum, the anchor must move by a's share of the mean once, whichever round counts it."""
     problem = Problem(
         layers=(400,),
         steps=400,

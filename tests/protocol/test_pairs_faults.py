@@ -220,8 +220,7 @@ async def test_what_two_generals_cannot_settle():
     """`a` has heard that `b` holds everything, and its own word is lost, as is the link.
 
     Then `a` has applied the round and `b` has not; `b` keeps its anchor and its local parameters,
-    and both go on to the next round. What they are apart, later rounds make good.
-    """
+    and both go on to the next round. What they are apart, later rounds make good."""
     problem = steady(100)
     async with Swarm(problem, "ab") as swarm:
         cut = False

@@ -38,8 +38,7 @@ class Donor:
     """Gives a state, or breaks off after some frames; counts those that it has given.
 
     Args: spoils: the last frame is of other values, with a hash of its own; silent: it stays there
-    where it breaks off, and says nothing.
-    """
+    where it breaks off, and says nothing."""
 
     def __init__(
         self,
@@ -89,8 +88,7 @@ async def fetched(
 ) -> tuple[list[int], dict[int, FragmentState] | str]:
     """(frames that each donor has given, what the last one led to).
 
-    Args: at_once: the others help the first.
-    """
+    Args: at_once: the others help the first."""
     network, begun = MemoryNetwork(0.01), dict[int, wire.Incoming]()
     joiner = MemoryTransport(network, "joiner")
     outcome: dict[int, FragmentState] | str = ""

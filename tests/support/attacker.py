@@ -36,15 +36,10 @@ class Harm(AssertionError):
 
 @dataclass(frozen=True)
 class Target:
-    """Workers, and the attacker's way to the first of them.
-
-    Args:
-        identity: the attacker's; None where nothing is encrypted.
-        accomplices: of the attacker's, with certificates of the run as it has.
-        certificates: of all, where anything is encrypted.
-        coordinator: where there is one.
-        known: the run's manifest, for a stranger, whom nobody tells.
-    """
+    """Workers, and the attacker's way to the first of them. Args: identity: the attacker's; None
+    where nothing is encrypted; accomplices: of the attacker's, with certificates of the run as it
+    has; certificates: of all, where anything is encrypted; coordinator: where there is one; known:
+    the run's manifest, for a stranger, whom nobody tells."""
 
     swarm: Swarm
     stranger: Stranger
@@ -164,13 +159,9 @@ def aiming(
     stranger: bool = False,
     turn: int = 0,
 ) -> Iterator[Target]:
-    """An attacker's way to a swarm.
-
-    Args:
-        certificates: None where nothing is encrypted.
-        stranger: has none of the run's authority.
-        turn: which of the members attacks: workers pass one over for a while that has lied.
-    """
+    """An attacker's way to a swarm. Args: certificates: None where nothing is encrypted; stranger:
+    has none of the run's authority; turn: which of the members attacks: workers pass one over for a
+    while that has lied."""
     address = swarm.addresses[swarm.names[0]]
     if certificates is None:
         with calling(address) as anybody:

@@ -51,8 +51,7 @@ def reducing_falsely(
 ) -> Iterator[None]:
     """As long as this lasts, the peer of this name lies about every shard that it reduces.
 
-    Args: ghost: is named among the contributors; by: whom it says the mean is from.
-    """
+    Args: ghost: is named among the contributors; by: whom it says the mean is from."""
     first: dict[tuple[int, int], Tensor] = {}
 
     async def answer(

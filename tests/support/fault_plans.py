@@ -9,14 +9,10 @@ from tests.support.faulty_swarm import BreakStreams, BrittleStreams, Cut, Delay,
 
 
 def random_faults(seed: int, peers: int, until_s: float, period_s: float) -> FaultPlan:
-    """Faults of random kinds; about half of all kinds are absent from a plan.
-
-    Args:
-        seed: one seed gives one plan.
-        peers: 2 or more. At least one of them neither crashes nor freezes.
-        until_s: before which every fault begins.
-        period_s: of the rounds; most faults begin soon after one is due.
-    """
+    """Faults of random kinds; about half of all kinds are absent from a plan. Args: seed: one seed
+    gives one plan; peers: 2 or more. At least one of them neither crashes nor freezes; until_s:
+    before which every fault begins; period_s: of the rounds; most faults begin soon after one is
+    due."""
     rng = Random(f"fault plan {seed}")
 
     def moment_s() -> float:

@@ -55,8 +55,7 @@ class ForkedPopen(subprocess.Popen[Any]):
     there is.
 
     The launcher's prefixes are taken off: the leash, and the namespace, which the child enters.
-    (Types are ignored below where `Popen`'s stubs leave its private parts out.)
-    """
+    (Types are ignored below where `Popen`'s stubs leave its private parts out.)"""
 
     _connection: socket.socket | None = None
 

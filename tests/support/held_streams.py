@@ -58,8 +58,7 @@ async def hold_streams(
 ) -> tuple[Held, list[asyncio.Task[None]]]:
     """Opens the streams over several connections. Each sends the messages, the last again and
     again, and reads nothing. Returns when no more are open than are to be left, and when then
-    nothing has been taken for `quiet_s`; the tasks hold the streams until they are cancelled.
-    """
+    nothing has been taken for `quiet_s`; the tasks hold the streams until they are cancelled."""
     held, changed = Held(count), asyncio.Event()
     channels = [channel_of(address, identity, aio) for _ in range(connections)]
 

@@ -44,8 +44,7 @@ class Labelled(Dataset[Any]):
 
 class Recorded(Gated):
     """Args:
-    record: a folder; each process that learns writes `EPOCH PLACE` there, a line a sample.
-    """
+    record: a folder; each process that learns writes `EPOCH PLACE` there, a line a sample."""
 
     def __init__(self, *, record: str, **options: Any) -> None:
         super().__init__(**options)

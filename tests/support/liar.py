@@ -79,14 +79,10 @@ def lie(
     gives: int = 0,
     group: tuple[str, ...] | None = None,
 ) -> None:
-    """From now on the peer announces, confirms and gives this in place of its own state.
-
-    Args:
-        value: of its anchor; None for its own, and 2 % more; momentum: each value of it.
-        odd: the hash that it announces is of another state.
-        gives: how many versions the state that it gives differs from the announced one.
-        group: that lays out the next round; None for the peer's own.
-    """
+    """From now on the peer announces, confirms and gives this in place of its own state. Args:
+    value: of its anchor; None for its own, and 2 % more; momentum: each value of it; odd: the hash
+    that it announces is of another state; gives: how many versions the state that it gives differs
+    from the announced one; group: that lays out the next round; None for the peer's own."""
     assert node.published is not None
 
     def false(own: FragmentState) -> FragmentState:

@@ -20,8 +20,7 @@ class Certificates:
     outsider: of an authority of its own, with the run's to check others by.
     tokens: that never enrolled.
     expelled: members once.
-    namesake: a member that is called as the first token.
-    """
+    namesake: a member that is called as the first token."""
 
     members: Sequence[Identity]
     joiner: Identity
@@ -58,10 +57,7 @@ def coordinated_swarm(
     count: int, out: Path, *settings: str, encrypted: bool = True, staged: bool = False
 ) -> Iterator[Coordinated]:
     """Workers and a coordinator, started; its address, and certificates where all is encrypted.
-
-    Args:
-        staged: each serves a stage of its own, the last worker stage 0.
-    """
+    Args: staged: each serves a stage of its own, the last worker stage 0."""
     (address,) = free_addresses(1)
     certificates: Certificates | None = None
     with running_swarm(count, out, *settings) as swarm:

@@ -64,8 +64,7 @@ class MemoryNetwork:
 
     Attributes:
         refuse_dials: relays that lead to nobody any more, though they keep their reservations.
-        loss: the share of calls that are lost, or their answers, as `rng` draws them.
-    """
+        loss: the share of calls that are lost, or their answers, as `rng` draws them."""
 
     def __init__(self, delay_s: float = 0.0) -> None:
         self.delay_s = delay_s
@@ -134,13 +133,9 @@ class MemoryNetwork:
 
 
 class MemoryTransport:
-    """One peer on a MemoryNetwork.
-
-    Args:
-        context: in which its handlers run, so that a peer that is frozen does not answer.
-        tap: the one that streams pass now.
-        lag_s: of a message of so many bytes from one address to another.
-    """
+    """One peer on a MemoryNetwork. Args: context: in which its handlers run, so that a peer that is
+    frozen does not answer; tap: the one that streams pass now; lag_s: of a message of so many bytes
+    from one address to another."""
 
     def __init__(
         self,

@@ -37,8 +37,7 @@ class NamespaceHost:
     Args:
         name: of the namespace, in /run/netns.
         address: the member's IPv4 address, reached by the host and all members.
-        prefix: put before a command, runs it there. It replaces itself: same pid, same signals.
-    """
+        prefix: put before a command, runs it there. It replaces itself: same pid, same signals."""
 
     name: str
     address: str
@@ -57,8 +56,7 @@ class Namespaces:
             relay.
 
     Raises:
-        NoNamespaces: on entering; nothing is left behind then.
-    """
+        NoNamespaces: on entering; nothing is left behind then."""
 
     host_address: str
 

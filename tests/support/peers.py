@@ -80,11 +80,8 @@ class Row:
 
 
 def row(program: str, happens: str, how: str) -> Callable[[F], F]:
-    """Marks the test that holds a line of the table in docs/library.md.
-
-    Args:
-        happens: "shared", "refused" or "told".
-    """
+    """Marks the test that holds a line of the table in docs/library.md. Args: happens: "shared",
+    "refused" or "told"."""
     if happens not in ("shared", "refused", "told"):
         raise ValueError(f"{happens!r}: a program is shared, refused or told")
 
@@ -98,14 +95,9 @@ def row(program: str, happens: str, how: str) -> Callable[[F], F]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a peer has ended.
-
-    Args:
-        value: what its function returned; None where it raised.
-        error: "UsageError: what it says", of what it raised; empty without.
-        log: its standard error, warnings and logged lines.
-        code: of its process; None: it did not end in time, and was killed.
-    """
+    """How a peer has ended. Args: value: what its function returned; None where it raised; error:
+    "UsageError: what it says", of what it raised; empty without; log: its standard error, warnings
+    and logged lines; code: of its process; None: it did not end in time, and was killed."""
 
     value: Any
     error: str
@@ -114,13 +106,9 @@ class Outcome:
 
 
 class Peers:
-    """The processes of a case.
-
-    Args:
-        folder: each peer has a folder of its own there.
-        functions: of modules that can be imported, one for each peer; a `partial` of one has named
-            arguments that JSON can hold.
-    """
+    """The processes of a case. Args: folder: each peer has a folder of its own there; functions: of
+    modules that can be imported, one for each peer; a `partial` of one has named arguments that
+    JSON can hold."""
 
     def __init__(self, folder: Path, functions: tuple[Callable[[Peer], Any], ...]) -> None:
         self._folder, self._functions = folder, functions

@@ -25,8 +25,7 @@ def reference_hashes(
 ) -> dict[str, Hashes]:
     """Trains all peers here, one after another, and hashes each one's outer state.
 
-    `run` is the name of the run, from which partners are drawn; by default that of the task's.
-    """
+    `run` is the name of the run, from which partners are drawn; by default that of the task's."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as each worker has: sums may round differently otherwise
     try:

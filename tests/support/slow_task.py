@@ -16,8 +16,7 @@ class SlowBytes(LlamaBytes):
     """Args:
     pause_s: before each training batch; long beside the computing, so that workers which share
         cores do not slow each other down.
-        architecture, context_bytes, batch_size: as of `LlamaBytes`.
-    """
+        architecture, context_bytes, batch_size: as of `LlamaBytes`."""
 
     def __init__(
         self,

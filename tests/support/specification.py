@@ -98,8 +98,7 @@ class ReferenceRun:
         early_starts: with pairs, when each has the anchors of its next round's group.
 
     Ref: arXiv:2311.08105 algorithm 1; arXiv:2501.18512 algorithm 2 when tau or alpha is not 0;
-    arXiv:2506.10911 with `pairs`.
-    """
+    arXiv:2506.10911 with `pairs`."""
 
     def __init__(
         self,
@@ -256,8 +255,7 @@ class ReferenceRun:
         """The mean of the group's anchors as all decode them, with what the encoding of its own one
         leaves out: x_i + mean(Q(x)) - Q(x_i).
 
-        Ref: arXiv:1902.00340 (CHOCO-Gossip): the mean of all stays what it was.
-        """
+        Ref: arXiv:1902.00340 (CHOCO-Gossip): the mean of all stays what it was."""
         codec = codec_by_name(self.plan.anchor_codec)
         anchors = {peer: self.outer[peer][index].anchor for peer in group}
         decoded = {p: codec.decode(codec.encode(y), y.numel()) for p, y in anchors.items()}

@@ -51,13 +51,9 @@ MURMUR = ("murmuration.worker.cli",)
 
 
 class WorkerProcess:
-    """One `murmur` process; its JSON events are read as they come. `with` ends it.
-
-    Args:
-        program: what follows `python -m`, before the arguments.
-        prefix: of a network namespace that it is to run in.
-        python: an interpreter of other libraries, which is spawned and hears lines.
-    """
+    """One `murmur` process; its JSON events are read as they come. `with` ends it. Args: program:
+    what follows `python -m`, before the arguments; prefix: of a network namespace that it is to run
+    in; python: an interpreter of other libraries, which is spawned and hears lines."""
 
     def __init__(
         self,
@@ -170,8 +166,7 @@ class WorkerProcess:
 class Swarm:
     """Some workers on loopback that know each other's addresses.
 
-    `programs` are those of workers, by name, that are to run another than `murmur` itself.
-    """
+    `programs` are those of workers, by name, that are to run another than `murmur` itself."""
 
     def __init__(self, count: int, out: Path, settings: Sequence[str]) -> None:
         self.out, self.settings = out, settings

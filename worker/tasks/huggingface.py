@@ -65,8 +65,7 @@ class HuggingFace:
 
     Raises:
         TaskError: transformers, peft or datasets is missing, or refuses what it is given.
-        TextError: the text is missing, unreadable or too short.
-    """
+        TextError: the text is missing, unreadable or too short."""
 
     loss_unit = "nats per token"
 

@@ -63,8 +63,7 @@ def _draw_parameters(
     decoder are drawn in its own order, one parameter at a time, and those not held are dropped.
     Args: held: some or all of the decoder's parameters by name, which are written to; of: all of
     them, of which the shapes are read. A whole model has them itself: torch takes a second or more
-    to load what draws on its meta device.
-    """
+    to load what draws on its meta device."""
     generator = torch.Generator("cpu").manual_seed(seed)
     residual_scale = 1 / math.sqrt(2 * config.num_hidden_layers)
     for name, parameter in of.items():
@@ -255,8 +254,7 @@ def _rotary_table(config: LlamaConfig) -> tuple[Tensor, Tensor]:
 
     Hugging Face pairs dimension i with i + E/2 and computes x * cos + rotate_half(x) * sin, where
     rotate_half swaps the halves and negates the first. The sign is put into the sines here, so
-    that a plain swap is left to do.
-    """
+    that a plain swap is left to do."""
     half = config.head_size // 2
     frequency_E = config.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
     positions_T = torch.arange(config.max_position_embeddings, dtype=torch.float64)

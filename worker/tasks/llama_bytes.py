@@ -41,8 +41,7 @@ class LlamaBytes:
 
     Raises:
         TaskError: an unknown preset or field, or sizes that do not fit one another.
-        TextError: the text is missing, unreadable or too short.
-    """
+        TextError: the text is missing, unreadable or too short."""
 
     loss_unit = "nats per byte"
 

@@ -39,8 +39,7 @@ class Cursor:
     """A place in a stream of samples, which names every later sample.
 
     Sample number `position` of a stream is a pure function of (seed, stream, position). Resuming is
-    therefore exact and replays nothing, and two streams never wait for each other.
-    """
+    therefore exact and replays nothing, and two streams never wait for each other."""
 
     seed: int  # the run's seed, the same on every worker
     stream: str  # names the stream; a worker trains on the stream of its own peer name
@@ -70,8 +69,7 @@ class Task(Protocol):
     An attribute `loss_unit`, such as "nats per token", is printed beside the loss; with one called
     `tokens_per_sample`, tokens are counted; `sample_prompt` is what a report's sample begins with.
 
-    Called from the train thread only. Build one with `load_task`.
-    """
+    Called from the train thread only. Build one with `load_task`."""
 
     def model(self) -> nn.Module:
         """Return a new model on the CPU, in fp32. Its parameters depend on the run's seed alone:
@@ -173,8 +171,7 @@ class StageModule(nn.Module, ABC):
     """The part of a model that one stage holds, whose parameters have the names of the whole model.
 
     Only stage 0 has what is outside the layers (embedding, final norm, head), and with it `embed`
-    and `loss`. Shapes: B batch, T time, D hidden size.
-    """
+    and `loss`. Shapes: B batch, T time, D hidden size."""
 
     @abstractmethod
     def embed(self, batch: Batch) -> Tensor:
@@ -196,8 +193,7 @@ class Staged(Protocol):
     Each layer must add to what enters it (a residual block), so that it can be left out.
 
     With an attribute `activation_shape`, the (B, T, D) of what enters a layer with the largest
-    batch, a stage refuses more samples, longer ones, and another width.
-    """
+    batch, a stage refuses more samples, longer ones, and another width."""
 
     def layer_sizes(self) -> Sequence[int]:
         """Return the parameters of each layer that the model can be cut between, in order."""
@@ -213,5 +209,4 @@ class Staged(Protocol):
             outer: whether the embedding, the final norm and the head come with them.
 
         Raises:
-            ValueError: layers that the model does not have.
-        """
+            ValueError: layers that the model does not have."""

@@ -77,8 +77,7 @@ class Windows(Dataset[tuple[Tensor, Tensor]]):
     """The windows of a text that follow one another: inputs and targets, int64, each (size,).
 
     Targets are one token further on, so that each token but the first is a target once. Args:
-    tokens: 1-D, integers, more than `size`; what is left at the end is left out.
-    """
+    tokens: 1-D, integers, more than `size`; what is left at the end is left out."""
 
     def __init__(self, tokens: npt.NDArray[np.integer[Any]], size: int) -> None:
         self._tokens, self._size = tokens, size
@@ -109,8 +108,7 @@ def window_starts(cursor: Cursor, samples: int, places: int) -> npt.NDArray[np.i
     """Return where the next samples begin: int64, (samples,), each in [0, places).
 
     Counter-based: number `position` is splitmix64 at that counter, keyed by a hash of the seed and
-    the stream, so any of them is found without those before it.
-    """
+    the stream, so any of them is found without those before it."""
     name = f"{cursor.seed}/{cursor.stream}".encode()
     key = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
     counter = np.arange(samples, dtype=np.uint64) + np.uint64(cursor.position)
@@ -134,8 +132,7 @@ def load_text(source: str, *, min_bytes: int = 1) -> Corpus:
     are passed over. So are empty files, those in UTF-16 and binary ones, which hold a zero byte
     near their start, and links that lead nowhere: `warnings` names them. Args: source: a file, a
     folder, a glob, or "stdlib"; min_bytes: what each part must at least hold. Raises TextError:
-    nothing is there, it cannot be read, it is in UTF-16, or a part is too short.
-    """
+    nothing is there, it cannot be read, it is in UTF-16, or a part is too short."""
     path = Path(source).expanduser()
     if source != STDLIB and path.is_file():
         corpus = _load_file(source, path)
@@ -338,8 +335,7 @@ class Streamed:
         A stream begins with the window at `cursor.position`: those before it are read and left out.
         The order of documents depends on seed and stream, and for validation on nothing. Raises
         TaskError: the data set cannot be read any more; TextError: all its documents of this split
-        together are shorter than a window.
-        """
+        together are shorter than a window."""
         return itertools.islice(self._all_windows(split, cursor, size), cursor.position, None)
 
     def _all_windows(self, split: str, cursor: Cursor, size: int) -> Iterator[Tokens]:

@@ -93,8 +93,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, object
     """Writes a safetensors file, durable when this returns; its size and hash. Raises OSError.
 
     The library's own function copies all tensors and holds Python's lock meanwhile, so that
-    training stands still. This writes them in pieces, without it.
-    """
+    training stands still. This writes them in pieces, without it."""
     named = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header: dict[str, object] = {}
     end = 0

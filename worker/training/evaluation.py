@@ -55,8 +55,7 @@ class PeriodicEvaluation:
     local parameters where nothing is exchanged. train thread only.
 
     It leaves no trace in the training: parameters, dropout, running statistics and random states
-    are afterwards as they were, to the bit.
-    """
+    are afterwards as they were, to the bit."""
 
     def __init__(
         self, task: tasks.Task, model: nn.Module, *, seed: int, every_steps: int, step: int
@@ -152,8 +151,7 @@ def generate_text(
     in one where the task does not stream. Args: settings: as of `evaluate_checkpoint`.
 
     Raises (before the first piece) CheckpointError: there is none that can be used; TaskError: the
-    run's task cannot be loaded here, or writes no text.
-    """
+    run's task cannot be loaded here, or writes no text."""
     saved = find_checkpoint(run)
     config = checkpoint.config_of(saved, settings)
     task = task_of(config)

@@ -29,8 +29,7 @@ class TrainingLoop(OuterLoop):
 
     `begin`; then for each step `begin_step`, `average_gradients`, the optimizer's step, `end_step`;
     after the last one `end`. `Trainer` goes through it with a task, `murmuration.Swarm` with the
-    user's own loop. `in_step` is whether a step has begun that has not ended.
-    """
+    user's own loop. `in_step` is whether a step has begun that has not ended."""
 
     in_step = _in_flight = False
     _started_s = 0.0

@@ -36,8 +36,7 @@ _DECAYS = 0.2  # the share of the steps in which `wsd` decays
 class InnerConfig:
     """The optimizer of each peer by itself; its moments never travel and are not reset.
 
-    Ref: arXiv:2311.08105 section 3 (AdamW inside, cosine, weight decay 0.1).
-    """
+    Ref: arXiv:2311.08105 section 3 (AdamW inside, cosine, weight decay 0.1)."""
 
     optimizer: str = "auto"  # one of `OPTIMIZERS`, or `package:factory`; see the head of this file
     lr: float = 3e-3  # peak learning rate

@@ -35,8 +35,7 @@ class RoundOrder:
     The schedule says when and how many. With a mean over all, which round it is follows from the
     states' versions, so that a round that came to nothing is made up for at the next occasion. In
     pairs it is the schedule's own, for others do not wait. All peers take the rounds in one order,
-    whatever happened to each: otherwise two could wait for each other's fragments crosswise.
-    """
+    whatever happened to each: otherwise two could wait for each other's fragments crosswise."""
 
     def __init__(
         self, fragments: Sequence[FragmentReplica], plan: Plan, schedule: Schedule
@@ -98,15 +97,10 @@ class RoundOrder:
 class OuterLoop:
     """The work of a training loop between its inner steps. train thread only.
 
-    Args:
-        replica: model, inner optimizer and samples; clock: monotonic seconds.
-        between_steps: called with the loop after each step of a `Trainer`.
-
-    Attributes:
-        moved: whether another peer's word has moved the step since the inner step began.
-        stopped: why the run ends before the schedule does.
-        moves_to: the stage to serve next, where that is why.
-    """
+    Args: replica: model, inner optimizer and samples; clock: monotonic seconds; between_steps:
+    called with the loop after each step of a `Trainer`. Attributes: moved: whether another peer's
+    word has moved the step since the inner step began; stopped: why the run ends before the
+    schedule does; moves_to: the stage to serve next, where that is why."""
 
     def __init__(
         self,

@@ -229,8 +229,7 @@ class Pace:
 
     Args: plan: of H inner steps, which count for one each where peers do not go by speed.
 
-    Ref: arXiv:2401.09135: steps_w = floor(v_w / v_max * H).
-    """
+    Ref: arXiv:2401.09135: steps_w = floor(v_w / v_max * H)."""
 
     def __init__(self, plan: Plan) -> None:
         self._inner_steps, self._unequal = plan.inner_steps, plan.dylu

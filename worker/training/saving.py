@@ -137,8 +137,7 @@ class Saver:
     and the processor's time to write it, which it lacks. Args: folder, config: where checkpoints
     go, how often, how many stay; expected_bytes: of a checkpoint, about; log: takes events; saved:
     is told of each how long it took to write, on the saving thread; copies: where some of them go
-    too, on a thread of their own; None: nowhere.
-    """
+    too, on a thread of their own; None: nowhere."""
 
     def __init__(
         self,

@@ -48,8 +48,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor = ON
 def train(peer: Peer, counts: Sequence[int], **arguments: Any) -> dict[str, Any]:
     """A loop of so many steps, on samples of its own, without a word of how long the run is.
 
-    Args: counts: of each peer; the last is that of all others.
-    """
+    Args: counts: of each peer; the last is that of all others."""
     model, optimizer = model_of()
     samples = torch.Generator().manual_seed(peer.index)
     given = {"inner_steps": H, **arguments} if arguments.get("preset") != "ddp" else arguments

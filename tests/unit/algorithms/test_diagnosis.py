@@ -27,8 +27,7 @@ def simulated(
 ) -> list[PeerFigures]:
     """Figures of mean rounds in which each gives every other a shard and gets one back, at once.
 
-    Args: up, down, link: share of the usual rate; step_s, save_s: by peer.
-    """
+    Args: up, down, link: share of the usual rate; step_s, save_s: by peer."""
 
     def about(value: float) -> float:
         return value * (noise.uniform(0.88, 1.12) if noise is not None else 1.0)
@@ -130,8 +129,7 @@ def looks(
 ) -> list[tuple[int, Verdict, bool]]:
     """Changes, by the time of the look: one each five seconds, in which two rounds pass.
 
-    Args: spans: (looks, share of the uplink by peer), one after another.
-    """
+    Args: spans: (looks, share of the uplink by peer), one after another."""
     now, changes = 0, []
     for count, up in spans:
         for _ in range(count):

@@ -95,8 +95,7 @@ class Peer:
     def fail(self, counts: set[int], untold: set[int] = frozenset()) -> None:
         """The round comes to nothing, but some shards have closed, as this peer knows or not.
 
-        A shard that closed in an earlier try keeps that try's part, and is told again or not.
-        """
+        A shard that closed in an earlier try keeps that try's part, and is told again or not."""
         sent = self.outer.in_flight
         if sent is not None and self.answer is None:
             for shard in (counts | untold) - set(self.closed):

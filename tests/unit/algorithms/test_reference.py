@@ -150,8 +150,7 @@ def test_keeping_by_hand(consensus, anchor):
     Step 1: D is (0.5, 0), sent as (0.25, 0.25); the anchor goes from 4 to 3.75, the replica to
     3.75 - (0.25, -0.25) = (3.5, 4). Step 2: the replica is at (3, 4) and D is (0.75, -0.25), sent
     as (0.5, -0.5); the anchor goes to (3.25, 4.25), the replica back to (3, 4). The last mean, if
-    there is one, is of replicas.
-    """
+    there is one, is of replicas."""
     plan = Plan(inner_steps=1, outer_lr=1.0, outer_momentum=0.0, merge="keep", codec="sign")
     replica = slope("x")
     replica.backward = lambda step: {"x": torch.tensor([2.0, 0.0])}  # type: ignore[method-assign]

@@ -72,8 +72,7 @@ def assert_fit_together(
     """Routes that are in flight together keep the rules, cover stages equally and fit into memory.
 
     Args:
-        limits: of each peer, how many of the routes may visit it (see `draws.peer_limits`).
-    """
+        limits: of each peer, how many of the routes may visit it (see `draws.peer_limits`)."""
     for route in routes:
         assert keeps_rules(route.stages(pipeline), rules)
     visits = Counter(stage for route in routes for stage in route.stages(pipeline))

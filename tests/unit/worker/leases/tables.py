@@ -14,8 +14,7 @@ class Tables:
     Attributes:
         received: by peer, what its train thread is told.
         differing: by peer, the others whose samples are said to be others.
-        gone: peers that answer no more.
-    """
+        gone: peers that answer no more."""
 
     def __init__(self, *names: str) -> None:
         self.tables: dict[str, LeaseTable] = {}

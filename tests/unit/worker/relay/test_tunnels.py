@@ -31,8 +31,7 @@ SECRET = b"what the relay must not read"
 class Party:
     """A peer that relays, is relayed, or dials; its streams of `Data/Fetch` repeat what they hear.
 
-    Args: run: None: nothing is encrypted.
-    """
+    Args: run: None: nothing is encrypted."""
 
     def __init__(self, name: str, run: Authority | None, rate_mbps: float = 1000.0) -> None:
         self.name = name
