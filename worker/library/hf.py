@@ -26,20 +26,13 @@ _LOOK_S = 0.2
 class SwarmCallback(TrainerCallback):
     """Enters a `Swarm` when training begins, and leaves it after the last step, or when it fails.
 
-    Accumulation, clipping, schedulers and mixed precision stay the trainer's. A run that is started
-    here has as many steps as the trainer. One that joins under way goes on in the run: its
-    scheduler and its count of steps begin where the others are. After `train()` the model holds the
-    anchor; with `load_best_model_at_end` it holds the best of this peer's own checkpoints, and that
-    is told.
+    A run that is started here has as many steps as the trainer. One that joins under way goes on in
+    the run: its scheduler and its count of steps begin where the others are. After `train()` the
+    model holds the anchor. The folder `swarm` in each checkpoint has what the swarm has agreed on,
+    and a trainer that resumes goes on with it. When `train()` raises, the swarm is left at once.
 
-    The folder `swarm` in each checkpoint of the trainer's has what the swarm has agreed on. A
-    trainer that resumes from a checkpoint goes on with that too. When `train()` raises, Ctrl-C
-    among that, the swarm is left at once, and the model keeps its parameters.
-
-    Args:
-        swarm: the arguments of `Swarm`, but `model` and `optimizer`. The attribute of that name is
-            the `Swarm` while training goes on, and afterwards; None before.
-    """
+    Args: swarm: the arguments of `Swarm`, but `model` and `optimizer`. The attribute of that name
+    is the `Swarm` while training goes on, and afterwards; None before."""
 
     def __init__(self, **swarm: Any) -> None:
         self._arguments, self._entered = swarm, TrainersSwarm()

@@ -1,5 +1,6 @@
 """A model and an optimizer of the user's, as the outer loop sees them."""
 
+import gc
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -19,6 +20,7 @@ from murmuration.worker.training.replica import Replica
 from murmuration.worker.wire import tensor_hash
 
 _SOME = 64  # values of a tensor
+_PLAIN = (Tensor, nn.Parameter)
 
 
 class UserReplica(Replica):
@@ -32,7 +34,7 @@ class UserReplica(Replica):
         super().__init__(model, [_innermost(each) for each in given])
         self._buffers = _places(model)
         whole = [p for p in self._named.values() if p.is_floating_point() and not is_sharded(p)]
-        self._looked_at = [*whole[:1], *whole[1:][-1:]]
+        self._looked_at = [*sorted(whole, key=lambda p: p.dim() < 2)[:1], *whole[-1:]]
         self.mark()
         self._averaged: dict[int, tuple[int, int]] = {}  # gradients: by parameter, and as of when
         self._frozen: set[str] | None = None  # all the time since it was asked
@@ -113,11 +115,22 @@ class UserReplica(Replica):
             return False
         largest, state = max(whole, key=lambda pair: pair[0].numel())
         kept = (v for key, v in state.items() if isinstance(v, Tensor) and key != "ax")  # ASGD's
-        return any(torch.equal(v.to(largest), largest) for v in kept)
+        others = (v for v in kept if v.data_ptr() != largest.data_ptr())
+        return any(torch.equal(v.to(largest), largest) for v in others)
 
     def mark(self) -> None:
-        """Keeps some values of parameters, for `written`."""
+        """Keeps some values of parameters, for `written` and `copies`."""
         self._marked = self._some_values()
+
+    def copies(self) -> int:
+        """How many tensors of this process still have a matrix's values that were marked."""
+        first = self._looked_at[0] if self._looked_at else torch.empty(0)
+        some = self._marked[: first.numel()][:_SOME]
+        if first.dim() < 2 or not (some != some[:1]).any():
+            return 0
+        alike = (t for t in gc.get_objects() if type(t) in _PLAIN and t.shape == first.shape)
+        whole = (t for t in alike if t.layout is torch.strided and not t._is_view())
+        return sum(torch.equal(_some_of(each).to(some), some) for each in whole)
 
     def written(self) -> Tensor:
         """Tells whether these have changed since, by more than a cast does. Waits for no device."""
@@ -125,7 +138,7 @@ class UserReplica(Replica):
         return far.any()
 
     def _some_values(self) -> Tensor:
-        some = [each.detach().flatten()[:_SOME].float() for each in self._looked_at]
+        some = [_some_of(each) for each in self._looked_at]
         return torch.cat(some) if some else torch.zeros(0, dtype=torch.float32, device="cpu")
 
     def refresh(self) -> None:
@@ -201,6 +214,10 @@ def _places(model: nn.Module) -> dict[str, tuple[int, int]]:
         dense = buffer.layout is torch.strided and not is_sharded(buffer)
         found[name] = (id(buffer), buffer.data_ptr() if dense else 0)
     return found
+
+
+def _some_of(tensor: Tensor) -> Tensor:
+    return tensor.detach().flatten()[:_SOME].float()
 
 
 def _as_of(parameter: Tensor) -> tuple[int, int]:

@@ -19,13 +19,10 @@ class LightningCallback(Callback):
     way goes on in the run: its schedulers and `global_step` begin where the others are.
 
     Lightning's checkpoints have what the swarm has agreed on, and `fit(..., ckpt_path=...)` goes on
-    with that. After `fit` the model holds the anchor, unless a callback that averages weights puts
-    its own there; that is told.
+    with that. After `fit` the model holds the anchor, unless a callback puts averages there.
 
-    Args:
-        swarm: the arguments of `Swarm`, but `model` and `optimizer`. The attribute of that name is
-            the `Swarm` while fitting goes on, and afterwards; None before.
-    """
+    Args: swarm: the arguments of `Swarm`, but `model` and `optimizer`. The attribute of that name
+    is the `Swarm` while fitting goes on, and afterwards; None before."""
 
     def __init__(self, **swarm: Any) -> None:
         self._arguments, self._entered = swarm, TrainersSwarm()

@@ -1,11 +1,8 @@
 """A share of the samples that no other peer has: what `swarm.shard` gives to a loop, and to a task
 where `[task] data` is `leased`.
 
-A stream of samples is leased in blocks (`worker.leases`). There are three kinds: a `DataLoader`
-over a data set with indices; any sequence; and whatever else can be iterated, which every peer
-reads from the front. Of the last one with `state_dict` and `load_state_dict` goes on where a
-checkpoint was. Any other is read again, and the user is told what that costs.
-"""
+A stream of samples is leased in blocks (`worker.leases`): a `DataLoader` over a data set with
+indices; any sequence; or whatever else can be iterated, which every peer reads from the front."""
 
 import copy
 import itertools
@@ -60,10 +57,13 @@ class Shares:
         self._readers: dict[int, _ForwardReader[Any]] = {}
 
     def share(self, source: Iterable[T], name: str, block: int | None, over: Over) -> Iterator[T]:
-        """Gives batches, or items, that no other peer has, until the epoch ends or the run is over.
-        Args: name: tells streams apart that are as long; block: samples (or items). Raises
-        UsageError: the block is below 1, the stream is another's, or peers cannot have one
-        order."""
+        """Gives batches, or items, that no other peer has, until the epoch ends or the run is over;
+        iterated again, those of the next. Args: name: tells streams apart that are as long; block:
+        samples (or items). Raises UsageError: the block is below 1, the stream is another's, or
+        peers cannot have one order."""
+        return _Epochs(lambda: self._epoch(source, name, block, over))
+
+    def _epoch(self, source: Iterable[T], name: str, block: int | None, over: Over) -> Iterator[T]:
         if block is not None and block < 1:
             raise UsageError(f"block={block}: at least one sample is leased at once")
         if (samples := indexed(source, self._seed)) is None:
@@ -232,6 +232,25 @@ class Shares:
                     blocks.end_epoch(run, reader.at)
             if len(group) == self._ranks and not over():
                 yield group[self._rank]
+
+
+class _Epochs(Iterator[T]):
+    """Gives what `begin` gives, and that again after its end: a loop over epochs may hold it."""
+
+    def __init__(self, begin: Callable[[], Iterator[T]]) -> None:
+        self._begin, self._items = begin, begin()
+
+    def __next__(self) -> T:
+        for item in self._items:
+            return item
+        self._items = (item for begin in (self._begin,) for item in begin())
+        raise StopIteration
+
+    def close(self) -> None:
+        self._items = iter(())
+
+    def __len__(self) -> int:
+        raise TypeError("no share has a length before it is drawn; all together have len(loader)")
 
 
 class _SavedStream(NamedTuple):

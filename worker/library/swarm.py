@@ -59,19 +59,17 @@ _UNSEEN = (
 )
 _UNSEEN_MOVES = 3  # before the first step is seen: a loop may set first values
 _WRITTEN = (
-    "the parameters were written {} step of the block, as by load_state_dict or an average: that "
-    "counts as learned, or is written over; do it {} the block"
+    "the parameters were written {} of the block, as by load_state_dict or an average: that counts "
+    "as learned, or is written over; do it {} the block"
 )
+_STEPLESS = "nothing is shared, as no optimizer has stepped: train the model, not copies of it"
+_NEVER = 1 << 62
 
 _entered: WeakSet["Swarm"] = WeakSet()
 
 
 class Swarm(StepListener):
-    """A peer of a swarm, for as long as the `with` block runs.
-
-    The optimizer's own `step` is all that is hooked, so that gradient accumulation, clipping,
-    `GradScaler`, schedulers and `torch.compile` stay as they are. A step that `GradScaler` skips
-    is no step of the swarm's.
+    """A peer of a swarm, for as long as the `with` block runs. It hooks the optimizer's `step`.
 
         with murmuration.Swarm(model, optimizer, join="one.example:7700") as swarm:
             for batch in swarm.shard(loader):
@@ -80,11 +78,8 @@ class Swarm(StepListener):
                 optimizer.zero_grad()
 
     When the block ends, the model holds the anchor: the parameters that the swarm agrees on. An
-    exception, Ctrl-C among them, leaves the swarm at once and the parameters as they are.
-
-    The processes of a `torchrun` with a process group are one peer, a site: its rank 0 speaks for
-    it, and parameters may be sharded by FSDP2. On other ranks this is a `SiteRank`, with the same
-    methods; all ranks must enter, step and leave together.
+    exception, Ctrl-C among them, leaves the swarm at once and the parameters as they are. On ranks
+    of a site but the first this is a `SiteRank`: all must enter, step and leave together.
 
     Args:
         model: on any device, in fp32, bf16 or fp16. Only what requires a gradient is exchanged.
@@ -114,13 +109,9 @@ class Swarm(StepListener):
         progress: print the lines that `murmur up` prints. Without it joins, deaths, waits and the
             first round are told through `logging`, or on stderr where that is not configured.
 
-    Raises:
-        UsageError: model, optimizer or an argument cannot be used.
-        ConfigError: a setting.
-        ManifestRefused: the run to join trains something else.
-        PeersUnreachable: nobody answers at `join`.
-        IdentityError: the run does not let this peer in.
-    """
+    Raises UsageError: model, optimizer or an argument cannot be used; ConfigError: a setting;
+    ManifestRefused: the run to join trains something else; PeersUnreachable: nobody answers at
+    `join`; IdentityError: the run does not let this peer in."""
 
     def __new__(
         cls, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], **arguments: Any
@@ -217,7 +208,7 @@ class Swarm(StepListener):
         self._process = os.getpid()
         self._address = ""
         self._resumed_s, self._moves = 0.0, 0
-        self._writes: Tensor | bool = False  # whether the loop does, between steps, as a clamp
+        self._wrote_at: Tensor | int = _NEVER  # first, between steps, as a clamp: by inner steps
         self._saved_model = ""  # the hash of what the loaded state goes with
         self._at_anchor = self._told_over = self._told_frozen = False
         self._site: Site | None = None
@@ -277,12 +268,16 @@ class Swarm(StepListener):
                     first = each.first_values() if each.state.version == 0 else None
                     if first is not None and not torch.equal(each.state.anchor, first):
                         each.commit(anchor=first)
+                self._replica.mark()
                 trained = trained_parameters(self._replica.model)
                 self._address = self._session.start(trained.values())
                 self._loop.begin()
                 self._raise_what_ended()
                 self._inside = True
                 self._settle_ahead()
+            if self._replica.written() and (copies := self._replica.copies()):
+                told = f"copies of the model from before it took over the run's values: {copies}; "
+                self.warn(told + "make them in the block, as for a target network or an average")
             self._open = opening.pop_all()
         atexit.register(self._end_with_program)
         self._open.callback(atexit.unregister, self._end_with_program)
@@ -329,9 +324,10 @@ class Swarm(StepListener):
         loop, exchanges = self._loop, self._config.plan.exchange != "none"
         self._steps.finish()
         self._replica.refresh()
-        usual = self._told_over or not loop.metrics.inner_steps or self._writes
+        self._tell_late_writes()
+        usual = self._told_over or not loop.metrics.inner_steps or self._wrote_at < _NEVER
         if exchanges and not usual and self._replica.written():
-            self.warn(_WRITTEN.format("after the last", "after"))
+            self.warn(_WRITTEN.format("after the last step", "after"))
         early = loop.trains
         if early and exchanges:  # the loop is shorter than the schedule
             self._leave(self._session)
@@ -346,9 +342,13 @@ class Swarm(StepListener):
         for each in loop.fragments if exchanges and not loop.metrics.inner_steps else ():
             if not torch.equal(each.as_held(each.state.anchor), each.local):
                 raise UsageError(_UNSEEN)
+        if early and not loop.metrics.inner_steps:
+            self.warn(_STEPLESS)
         for each in loop.fragments if exchanges else ():
             if not (early and each.work_steps):  # what is in no round stays as it is
                 each.write(each.state.anchor)
+        for swaps in (e for e in self._replica.optimizers if exchanges and hasattr(e, "eval")):
+            swaps.state.clear()  # schedule-free's eval() would move the model off the anchor
         if self._site is None and self._replica.frozen_hash != self._frozen:
             self.warn("frozen parameters have changed, and no round has them: make them buffers")
 
@@ -386,13 +386,12 @@ class Swarm(StepListener):
         if not self._loop.trains:
             return
         self._replica.refresh()
-        written = self._replica.written()
-        if self._loop.metrics.inner_steps == 1 and self._writes and not written:
-            self.warn(_WRITTEN.format("before the first", "before"))
-        self._writes = self._writes | written
-        if self._loop.metrics.inner_steps == 1 and self.step > self._config.plan.inner_steps + 10:
-            for name in left_behind(self._replica.optimizers):
-                self.warn(f"{name} is at step 1, the run at {self.step}: swarm.catch_up(scheduler)")
+        steps, written = self._loop.metrics.inner_steps, self._replica.written()
+        if steps == 1 and self._wrote_at < _NEVER and not written:
+            self.warn(_WRITTEN.format("before the first step", "before"))
+        if steps == 1:
+            self._tell_at_second_step()
+        self._wrote_at = torch.where(written, steps, _NEVER).clamp(max=self._wrote_at)
         if self._loop.in_step and self._config.plan.payload == "gradient":
             self._loop.end_step(exchange=False)  # it has failed here, and the others have taken it
         self._loop.begin_step(self._resumed_s)
@@ -411,7 +410,7 @@ class Swarm(StepListener):
         self._replica.note_frozen()
         if self._config.plan.payload == "gradient":
             self._replica.check_averaged(optimizer)
-        self._writes |= late
+        self._wrote_at = 0 if late else self._wrote_at
         for each in self._loop.fragments if late else ():
             each.work_steps = max(1, each.work_steps)  # parameters move as in the next step
 
@@ -424,8 +423,8 @@ class Swarm(StepListener):
                 self.warn(f"the run is over at step {loop.step}: {text}")
             return
         self._replica.refresh()
-        if loop.metrics.inner_steps == 1 and self._replica.is_kept_twice:
-            self.warn("an optimizer's fp32 masters undo each round: let it go on from parameters")
+        if not loop.metrics.inner_steps and self._replica.is_kept_twice:
+            self.warn("an optimizer's own weights undo each round: let it go on from parameters")
         versions = [each.state.version for each in loop.fragments]
         if not moves or loop.step < self._meets_at:
             loop.end_step(exchange=False)
@@ -440,8 +439,24 @@ class Swarm(StepListener):
         self._replica.mark()
         if loop.step % (2 * self._config.plan.inner_steps) == 0:
             self._tell_frozen()
+            self._tell_late_writes()
         if moves:
             self._resumed_s = time.monotonic()
+
+    def _tell_at_second_step(self) -> None:
+        step = self._loop.step
+        behind = step > self._config.plan.inner_steps + 10
+        for name in left_behind(self._replica.optimizers) if behind else ():
+            self.warn(f"{name} is at step 1, the run at {step}: swarm.catch_up(scheduler)")
+        queues = [n for f in self._loop.fragments if self._site is None for n in f.queues()]
+        if queues and self._loop.exchanges:
+            told = f"rounds average the buffers {', '.join(queues)}, where steps replace values: "
+            self.warn(told + "register what is no average, as a queue, with persistent=False")
+
+    def _tell_late_writes(self) -> None:
+        if self._config.plan.inner_steps < (at := int(self._wrote_at)) < _NEVER:
+            self.warn(_WRITTEN.format(f"after step {at}", "outside"))
+            self._wrote_at = 0
 
     def _tell_frozen(self) -> None:
         """A GAN freezes one half while the other steps, and that is no matter."""
@@ -499,7 +514,7 @@ class Swarm(StepListener):
         begun = not self._inside or self._loop.metrics.inner_steps or self._loop.in_step
         if not begun and self._replica.written():
             self._replica.mark()
-            self._moves, self._writes = self._moves + 1, True
+            self._moves, self._wrote_at = self._moves + 1, 0
             if self._moves >= _UNSEEN_MOVES:
                 raise UsageError(_UNSEEN)
         return not self._loop.trains
@@ -509,8 +524,7 @@ class Swarm(StepListener):
         way, or skips steps. One that is there stays, so that this may stand in each turn of a loop.
 
         Args: schedulers: of torch's, each with a step for every `every` steps of the optimizer.
-        Raises UsageError: one follows something else than its steps, as ReduceLROnPlateau does.
-        """
+        Raises UsageError: one follows something else than its steps, as ReduceLROnPlateau does."""
         catch_up(schedulers, self.step, every)
 
     @property
@@ -537,31 +551,20 @@ class Swarm(StepListener):
         try:
             self._replica.loss = loss.item() if isinstance(loss, Tensor) else float(loss)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise UsageError(
-                f"swarm.report takes one number, such as loss.mean(), not {type(loss).__name__}: "
-                f"{error}"
-            ) from error
+            wanted = f"one number, such as loss.mean(), not {type(loss).__name__}: {error}"
+            raise UsageError(f"swarm.report takes {wanted}") from error
 
     def shard(
         self, loader: Iterable[T], *, name: str = "", block: int | None = None
     ) -> Iterator[T]:
         """Batches of one epoch that no other peer has, until nobody has any left or the run ends.
 
-        Blocks of samples are leased, and every sample of an epoch is drawn once. docs/library.md
-        has what this rests on, and what comes twice after a crash.
-
-        Args:
-            loader: with the same samples on every peer: docs/library.md has what it may be. Without
-                indices, every peer reads it from the front, and leaves out what others have.
-            name: tells sets of data apart, such as those of training and validation.
-            block: samples that are leased together (items where `loader` is no `DataLoader`), the
-                same on every peer; None for 1/128 of an epoch and at most 1024, or 8 items where
-                its length is not known.
-
-        Raises:
-            UsageError: out of the block or in a forked process, `block` or `name` cannot be used,
-                or the loader has no order that all peers can have.
-        """
+        Every sample of an epoch is drawn once, by blocks that are leased: docs/library.md. What is
+        iterated again gives the next epoch. Args: loader: with the same samples on every peer;
+        name: tells sets of data apart, such as those of training and validation; block: samples
+        that are leased together (items where `loader` is no `DataLoader`), the same on every peer.
+        Raises UsageError: out of the block or in a forked process, `block` or `name` cannot be
+        used, or the loader has no order that all peers can have."""
         self._check_process()
         if not self._inside:
             raise UsageError("swarm.shard is for the inside of the `with` block")

@@ -40,16 +40,10 @@ _beside = ThreadPoolExecutor(1, "murmur-outer-step")
 class FragmentReplica(FragmentOptimizer):
     """Its methods read and write the local parameters; those of `FragmentOptimizer` do not.
 
-    Args:
-        parameters: the local ones by name, detached; at first the anchor too.
-        accessor: reads and writes them; None where they are all in this process.
-
-    Attributes:
-        at_home: statistics of which some values are no numbers, or were: those are not exchanged.
-
-    Raises:
-        UsageError: one of the parameters is not finite.
-    """
+    Args: parameters: the local ones by name, detached; at first the anchor too; accessor: reads and
+    writes them; None where they are all in this process. Attributes: at_home: statistics of which
+    some values are no numbers, or were: those are not exchanged. Raises UsageError: one of the
+    parameters is not finite."""
 
     def __init__(
         self,
@@ -226,6 +220,15 @@ class FragmentReplica(FragmentOptimizer):
             value = torch.where(_is_sane(value), value, anchor)  # of a merge
         return torch.where(stays, own, value) if stays.any() else value
 
+    def queues(self) -> list[str]:
+        """Finds the statistics of which some values are others than the anchor's, and some not."""
+        here = {s.name: self._parameters[s.name].float().cpu() for s in self._statistics}
+        anchors = self.fragment.views(self.state.anchor)
+        new = {name: now[now != anchors[name]] for name, now in here.items()}
+        by = {name: (now - anchors[name]).norm() for name, now in here.items()}
+        some = (n for n, e in new.items() if len(e) < here[n].numel() and by[n] > e.norm() / 2)
+        return [name for name in some if not name.endswith(_NORMALISATION)]
+
     def handle(self, message: OfRounds) -> None:
         """Takes the end of the round in flight, or the anchor to start the next one from. The outer
         step begins at once, beside the inner steps that are still to come."""
@@ -259,13 +262,9 @@ class FragmentReplica(FragmentOptimizer):
         return moved is not None
 
     def take_over(self, theirs: FragmentState, *, keep: bool, me: str = "", lost: int = 0) -> None:
-        """Adopts another peer's committed state, and goes on from it.
-
-        Args:
-            keep: whether progress against the own anchor, if there is any, is kept.
-            me: this peer, as contributors are listed; lost: how many of its rounds that state has
-                not got.
-        """
+        """Adopts another peer's committed state, and goes on from it. Args: keep: whether progress
+        against the own anchor, if there is any, is kept; me: this peer, as contributors are listed;
+        lost: how many of its rounds that state has not got."""
         counted: Ranges = ()
         error = None
         if isinstance(self.arrived, RoundFailed):

@@ -1,7 +1,9 @@
 """Loops whose steps are not those of one optimizer, models whose tensors are exchanged for
 others, and a loop that joins under way: all is shared, or it is said."""
 
+import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -200,6 +202,25 @@ def test_an_optimizer_of_a_model_outside_is_told(tmp_path):
     outcomes = run(tmp_path, critic_outside, critic_outside)
     check(outcomes)
     assert "SGD steps 2 parameters that are in no swarm" in outcomes[0].log
+
+
+def copied_before(peer: Peer, seed: int) -> dict[str, Any]:
+    loop = Loop(peer)
+    torch.manual_seed(seed * peer.index)
+    nn.init.normal_(loop.model[0].weight)
+    target = copy.deepcopy(loop.model)
+    with murmuration.Swarm(loop.model, all_of(loop), inner_steps=H, **peer.arguments):
+        plain(loop)
+    return {"target": target[0].weight.tolist()}
+
+
+@row("a target network or an average copied before the block", "told", "copy within the block")
+@pytest.mark.parametrize("seed", [0, 7])
+def test_copies_from_before_another_peers_first_values_came_are_told(tmp_path, seed):
+    first, joiner = run(tmp_path, *[partial(copied_before, seed=seed)] * 2)
+    assert [first.error, joiner.error] == ["", ""]
+    told = "copies of the model from before it took over the run's values: 1"
+    assert [told in each.log for each in (first, joiner)] == [False, seed > 0]
 
 
 def rates_of_a_loop(peer: Peer) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from murmuration.worker.library.share import Shares
 from murmuration.worker.tasks import Cursor, TaskError
 from murmuration.worker.training.replica import RunIsOver
 from tests.support.peers import row
+from tests.support.refusals import one_line
 from tests.unit.worker.leases.tables import Tables
 
 
@@ -79,6 +80,17 @@ def loader(size: int = 4, length: int = 24, **more: Any) -> DataLoader[Any]:
 
 def values(drawn: dict[str, list[Any]]) -> list[int]:
     return [int(v) for batches in drawn.values() for (batch,) in batches for v in batch]
+
+
+@row("`swarm.shard(loader)` made once, before the loop over epochs", "shared", "as in each epoch")
+@row("`len(swarm.shard(loader))`", "refused", "nobody knows it: a line says what `len(loader)` is")
+def test_a_share_that_is_held_gives_epoch_after_epoch_and_has_no_length():
+    share = Peers("a").share("a", loader())
+    with one_line(TypeError, "no share has a length before it is drawn"):
+        len(share)
+    assert [sorted(values({"a": list(share)})) for _ in range(3)] == [list(range(24))] * 3
+    broken_off = values({"a": list(islice(share, 2))})
+    assert sorted(broken_off + values({"a": list(share)})) == list(range(24))
 
 
 class Letters(IterableDataset[str]):

@@ -26,6 +26,21 @@ class OwnWeights(SGD):
             p.data.copy_(own.sub_(0.01 * p.grad))
 
 
+class ItsOwnMemory(SGD):
+    """Keeps what is the parameter itself, as sharpness-aware minimization does."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["old_p"] = p.data
+
+
+class ScheduleFree(OwnWeights):
+    def eval(self) -> None:
+        for p in self.state:
+            p.data.copy_(self.state[p]["own"])
+
+
 class Loop:
     """A loop that does something at a place: -1 is before the first step, then after each step."""
 
@@ -52,6 +67,11 @@ def draws_first_values(loop: Loop, place: int) -> None:
         nn.init.normal_(loop.model.weight)
 
 
+def goes_back_once(loop: Loop, place: int) -> None:
+    if place == H + 1:
+        loop.model.load_state_dict(loop.saved)
+
+
 def goes_back_at_the_end(loop: Loop, place: int) -> None:
     if place == STEPS - 1:
         loop.model.load_state_dict(loop.saved)
@@ -61,9 +81,11 @@ def goes_back_at_the_end(loop: Loop, place: int) -> None:
 @row(
     "the best weights, or an average, put back at the block's end", "told", "do it after the block"
 )
+@row("a rollback, a learning rate finder, a layer's reset within the block", "told", "once")
 @pytest.mark.parametrize(
     ("does", "told"),
     [
+        (goes_back_once, f"written after step {H + 2} of the block"),
         (draws_first_values, "written before the first step of the block"),
         (goes_back_at_the_end, "written after the last step of the block"),
     ],
@@ -101,8 +123,8 @@ def test_a_loop_that_writes_as_a_part_of_its_steps_is_not_warned(tmp_path, does)
 
 @row("an optimizer with weights of its own (fp32 masters)", "told", "it undoes each round")
 def test_an_optimizer_that_keeps_weights_is_told_once(tmp_path):
-    assert Loop(tmp_path / "own", OwnWeights).warnings().count("fp32 masters undo each round") == 1
-    for steps in (torch.optim.ASGD, torch.optim.Adam):
+    assert Loop(tmp_path / "own", OwnWeights).warnings().count("own weights undo each round") == 1
+    for steps in (torch.optim.ASGD, torch.optim.Adam, ItsOwnMemory):
         assert Loop(tmp_path / steps.__name__, steps).warnings() == ""
 
 
@@ -143,3 +165,30 @@ def test_copies_that_are_trained_beside_the_model_are_told_once(tmp_path):
         SGD(clone.parameters(), lr=0.01).step()
 
     assert Loop(tmp_path).warnings(copies).count("SGD steps 2 parameters that are in no swarm") == 1
+
+
+@row("schedule-free's `eval()` after the block", "shared", "the model stays the anchor")
+def test_an_optimizer_that_swaps_weights_leaves_the_anchor_alone(tmp_path):
+    loop = Loop(tmp_path, ScheduleFree)
+    loop.warnings()
+    held = copy.deepcopy(loop.model.state_dict())
+    loop.optimizer.eval()
+    assert all(torch.equal(held[name], now) for name, now in loop.model.state_dict().items())
+
+
+@row("`torch.func` loops, which train copies of the parameters", "told", "nothing is shared")
+def test_a_block_without_a_step_is_told(tmp_path):
+    loop = Loop(tmp_path)
+    with Swarm(loop.model, loop.optimizer, inner_steps=H, out=tmp_path):
+        pass
+    assert "nothing is shared, as no optimizer" in (tmp_path / "events.jsonl").read_text()
+
+
+@row("a queue of samples or a memory bank in a buffer, as in MoCo", "told", "rounds average it")
+@pytest.mark.parametrize("name", ["queue", "average"])
+def test_a_buffer_whose_values_steps_replace_is_told(tmp_path, name):
+    loop, buffer = Loop(tmp_path), torch.ones(STEPS + 1, 6)
+    loop.model.register_buffer(name, buffer)
+    value = {"queue": 3.0, "average": 1.01}[name]
+    warnings = loop.warnings(lambda _, place: buffer[place].fill_(value))
+    assert (f"rounds average the buffers {name}" in warnings) == (name == "queue")
