@@ -1,8 +1,8 @@
-"""Through which peers this one is reached, where nobody can dial it: rules without I/O.
+"""Chooses through which peers this one is reached, where nobody can dial it: rules without I/O.
 
-Two relays are kept: the peer that was called first, and the one that answers soonest. One that is
-lost is replaced at once, and asked again after a pause that doubles. Each is tried now and then, by
-a call through it to this peer itself: one that leads nowhere several times is replaced too.
+Two relays are kept. The peer that was called first is asked first, then those that answer soonest.
+One that is lost is replaced at once, and asked again after a pause that doubles. Each is tried now
+and then, by a call to this peer itself: one that leads nowhere several times is replaced too.
 """
 
 import math
