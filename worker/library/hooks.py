@@ -124,7 +124,7 @@ class UserReplica(Replica):
 
     def copies(self) -> int:
         """How many tensors of this process still have a matrix's values that were marked."""
-        first = self._looked_at[0] if self._looked_at else torch.empty(0)
+        first = self._looked_at[0] if self._looked_at else self._marked
         some = self._marked[: first.numel()][:_SOME]
         if first.dim() < 2 or not (some != some[:1]).any():
             return 0
