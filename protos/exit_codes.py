@@ -38,7 +38,7 @@ class UsageError(MurmurError):
 
 def ending_signals() -> list[Signals]:
     """Those that ask this process to end. Windows has no SIGHUP, and nohup has it ignored."""
-    named: list[Signals] = [getattr(signal, name, SIGINT) for name in ("SIGTERM", "SIGHUP")]
+    named: list[Signals] = [getattr(signal, n) for n in ("SIGTERM", "SIGHUP") if hasattr(signal, n)]
     return [SIGINT, *(n for n in named if signal.getsignal(n) != signal.SIG_IGN)]
 
 

@@ -264,6 +264,8 @@ class Worker:
 
         def stop(number: int, _frame: FrameType | None) -> None:
             if self._interrupted_by is not None:
+                if signal.Signals(number).name == "SIGHUP":  # systemd sends both at once
+                    return
                 os._exit(128 + number)
             self._interrupted_by = number
             self._code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.DONE

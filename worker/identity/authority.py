@@ -305,13 +305,13 @@ def _admit(ledger: dict[str, Any], token_id: str, name: str, mark: str, holder: 
         raise IdentityError(f"token {token_id} has expired")
     if (known := token["admitted"].get(mark)) == name:
         return False
+    if known is not None:  # else it would let in any number by one key
+        raise IdentityError(f"token {token_id} has let this key in as {known!r}: take that --name")
     if len(token["admitted"]) >= token["uses"]:
         raise IdentityError(
             f"token {token_id} has let in {len(token['admitted'])} of {token['uses']}: it is used "
             "up; ask for a new one: murmur token create"
         )
-    if known is not None:  # else it would let in any number by one key
-        raise IdentityError(f"token {token_id} has let this key in as {known!r}: take that --name")
     taken = holder not in (None, mark)
     if taken or ledger["names"].setdefault(f"{Role.PEER}/{name}", mark) != mark:
         raise IdentityError(

@@ -20,7 +20,6 @@ from murmuration.worker.training.replica import Replica
 from murmuration.worker.wire import tensor_hash
 
 _SOME = 64  # values of a tensor
-_PLAIN = (Tensor, nn.Parameter)
 
 
 class UserReplica(Replica):
@@ -123,14 +122,16 @@ class UserReplica(Replica):
         self._marked = self._some_values()
 
     def copies(self) -> int:
-        """How many tensors of this process still have a matrix's values that were marked."""
+        """Counts the parameters of this process that still have a matrix's values as marked."""
         first = self._looked_at[0] if self._looked_at else self._marked
         some = self._marked[: first.numel()][:_SOME]
-        if first.dim() < 2 or not (some != some[:1]).any():
+        here = _some_of(first).to(some)
+        if first.dim() < 2 or not (some != some[:1]).any() or torch.equal(here, some):
             return 0
-        alike = (t for t in gc.get_objects() if type(t) in _PLAIN and t.shape == first.shape)
-        whole = (t for t in alike if t.layout is torch.strided and not t._is_view())
-        return sum(torch.equal(_some_of(each).to(some), some) for each in whole)
+        alike = (t for t in gc.get_objects() if type(t) is nn.Parameter and t.shape == first.shape)
+        whole = (t for t in alike if t.dtype.is_floating_point and t.layout is torch.strided)
+        held = (t for t in whole if not t.is_meta and t.untyped_storage().nbytes())
+        return sum(torch.equal(_some_of(each).to(some), some) for each in held)
 
     def written(self) -> Tensor:
         """Tells whether these have changed since, by more than a cast does. Waits for no device."""

@@ -247,7 +247,10 @@ class _Epochs(Iterator[T]):
         raise StopIteration
 
     def close(self) -> None:
-        self._items = iter(())
+        self._items, self._begin = iter(()), lambda: iter(())
+
+    def __bool__(self) -> bool:
+        return True
 
     def __len__(self) -> int:
         raise TypeError("no share has a length before it is drawn; all together have len(loader)")

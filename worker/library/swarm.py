@@ -277,7 +277,7 @@ class Swarm(StepListener):
                 self._settle_ahead()
             if self._replica.written() and (copies := self._replica.copies()):
                 told = f"copies of the model from before it took over the run's values: {copies}; "
-                self.warn(told + "make them in the block, as for a target network or an average")
+                self.warn(told + "make those in the block that follow it, as a target network does")
             self._open = opening.pop_all()
         atexit.register(self._end_with_program)
         self._open.callback(atexit.unregister, self._end_with_program)
@@ -342,7 +342,7 @@ class Swarm(StepListener):
         for each in loop.fragments if exchanges and not loop.metrics.inner_steps else ():
             if not torch.equal(each.as_held(each.state.anchor), each.local):
                 raise UsageError(_UNSEEN)
-        if early and not loop.metrics.inner_steps:
+        if early and exchanges and not loop.metrics.inner_steps:
             self.warn(_STEPLESS)
         for each in loop.fragments if exchanges else ():
             if not (early and each.work_steps):  # what is in no round stays as it is
@@ -423,7 +423,8 @@ class Swarm(StepListener):
                 self.warn(f"the run is over at step {loop.step}: {text}")
             return
         self._replica.refresh()
-        if not loop.metrics.inner_steps and self._replica.is_kept_twice:
+        swaps = any(hasattr(each, "eval") for each in self._replica.optimizers)  # schedule-free
+        if loop.metrics.inner_steps == 1 and not swaps and self._replica.is_kept_twice:
             self.warn("an optimizer's own weights undo each round: let it go on from parameters")
         versions = [each.state.version for each in loop.fragments]
         if not moves or loop.step < self._meets_at:
@@ -454,7 +455,8 @@ class Swarm(StepListener):
             self.warn(told + "register what is no average, as a queue, with persistent=False")
 
     def _tell_late_writes(self) -> None:
-        if self._config.plan.inner_steps < (at := int(self._wrote_at)) < _NEVER:
+        late = self._config.plan.inner_steps < (at := int(self._wrote_at)) < _NEVER
+        if late and self._loop.exchanges:
             self.warn(_WRITTEN.format(f"after step {at}", "outside"))
             self._wrote_at = 0
 

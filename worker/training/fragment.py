@@ -226,7 +226,8 @@ class FragmentReplica(FragmentOptimizer):
         anchors = self.fragment.views(self.state.anchor)
         new = {name: now[now != anchors[name]] for name, now in here.items()}
         by = {name: (now - anchors[name]).norm() for name, now in here.items()}
-        some = (n for n, e in new.items() if len(e) < here[n].numel() and by[n] > e.norm() / 2)
+        held = (n for n in here if anchors[n].any())  # of zeros an average of counts looks alike
+        some = (n for n in held if len(new[n]) < here[n].numel() and by[n] > new[n].norm() / 2)
         return [name for name in some if not name.endswith(_NORMALISATION)]
 
     def handle(self, message: OfRounds) -> None:

@@ -105,7 +105,7 @@ def test_the_same_key_may_ask_again_when_an_answer_was_lost(run):
     first, second = (run.admit(token.id, "w1", request_for(key)) for _ in range(2))
     for certificate in (first, second):
         assert Identity.of(key_to_pem(key), certificate, run.certificate).name == "w1"
-    with pytest.raises(IdentityError, match="used up"):  # but under no other name
+    with pytest.raises(IdentityError, match="as 'w1': take that --name"):  # but under no other name
         run.admit(token.id, "w2", request_for(key))
     again, asked = run.create_token(uses=2), request_for(new_key())
     run.admit(again.id, "w4", asked)

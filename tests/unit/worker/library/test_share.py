@@ -91,6 +91,8 @@ def test_a_share_that_is_held_gives_epoch_after_epoch_and_has_no_length():
     assert [sorted(values({"a": list(share)})) for _ in range(3)] == [list(range(24))] * 3
     broken_off = values({"a": list(islice(share, 2))})
     assert sorted(broken_off + values({"a": list(share)})) == list(range(24))
+    share.close()
+    assert (bool(share), *share, *share) == (True,)
 
 
 class Letters(IterableDataset[str]):

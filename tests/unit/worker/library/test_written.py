@@ -170,7 +170,7 @@ def test_copies_that_are_trained_beside_the_model_are_told_once(tmp_path):
 @row("schedule-free's `eval()` after the block", "shared", "the model stays the anchor")
 def test_an_optimizer_that_swaps_weights_leaves_the_anchor_alone(tmp_path):
     loop = Loop(tmp_path, ScheduleFree)
-    loop.warnings()
+    assert "own weights" not in loop.warnings()
     held = copy.deepcopy(loop.model.state_dict())
     loop.optimizer.eval()
     assert all(torch.equal(held[name], now) for name, now in loop.model.state_dict().items())
@@ -185,10 +185,10 @@ def test_a_block_without_a_step_is_told(tmp_path):
 
 
 @row("a queue of samples or a memory bank in a buffer, as in MoCo", "told", "rounds average it")
-@pytest.mark.parametrize("name", ["queue", "average"])
+@pytest.mark.parametrize("name", ["queue", "average", "counts"])
 def test_a_buffer_whose_values_steps_replace_is_told(tmp_path, name):
-    loop, buffer = Loop(tmp_path), torch.ones(STEPS + 1, 6)
+    loop, buffer = Loop(tmp_path), torch.full((STEPS + 1, 6), float(name != "counts"))
     loop.model.register_buffer(name, buffer)
-    value = {"queue": 3.0, "average": 1.01}[name]
+    value = {"queue": 3.0, "average": 1.01, "counts": 0.2}[name]
     warnings = loop.warnings(lambda _, place: buffer[place].fill_(value))
     assert (f"rounds average the buffers {name}" in warnings) == (name == "queue")
