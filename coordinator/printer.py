@@ -234,7 +234,8 @@ def _rounds(report: Report) -> str:
 def _replicas(report: Report) -> str:
     if "stages" in report:
         return _staged_replicas(report["stages"], report["preset"])
-    reported = sum(1 for peer in report["peers"] if peer["anchor_hash"])
+    ended_at = [peer["step"] for peer in report["peers"] if peer["anchor_hash"]]
+    reported = len(ended_at)
     if report["hashes_agree"] is None:
         return f"nothing to compare: {count(reported, 'worker')} reported to the end"
     if report["hashes_agree"]:
@@ -244,6 +245,8 @@ def _replicas(report: Report) -> str:
     if report["spread"] is not None:
         apart = f"{100 * report['spread']:.2g} % from the mean of their pair"
         return f"{apart} when they last met; diloco.consensus=true ends with one"
+    if len({*ended_at}) > 1:
+        return f"not to be compared: the {reported} that reported ended at different steps"
     return f"DIFFER: the {reported} that reported do not hold the same anchor and momentum"
 
 

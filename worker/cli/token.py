@@ -48,6 +48,8 @@ def create(run: Path, uses: int, hours: float) -> None:
             authority = Authority.make(run)
         except OSError as error:
             raise IdentityError(f"{run}: no key can be kept there: {error.strerror}") from error
+        told = "has the key of a run that nobody has begun; begin it: murmur up --out"
+        click.echo(f"{run} {told} {run}", err=True)
     made = authority.create_token(uses, hours * _HOUR_S)
     click.echo(str(made))
     click.echo(

@@ -42,9 +42,14 @@ class ResultExchange(Component):
         self._again_s: defaultdict[str, float] = defaultdict(float)
 
     def on_view(self, view: View) -> None:
-        """Membership has changed: a peer that goes is remembered as it was last."""
+        """Membership has changed: a peer that goes is remembered as it was last. The result of one
+        that has come back was of its earlier process."""
         for member in self._host.gossip.members:
-            if member.peer in self._known or len(self._known) < _MOST:
+            known = self._known.get(member.peer)
+            if known is not None and known.start_ms != member.start_ms and member.peer != self._me:
+                self._results.pop(member.peer, None)
+                self._tries.pop(member.peer, None)
+            if known is not None or len(self._known) < _MOST:
                 self._known[member.peer] = member
 
     def tick(self) -> None:

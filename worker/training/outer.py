@@ -420,11 +420,12 @@ class OuterLoop:
         if self._plan.overlap == "measured" and not self._schedule.applies_at_once(self.step):
             took = self.step - sent.step
             metrics.most_overlap_steps = max(metrics.most_overlap_steps, took)
-        result, waited_for = None, "?"  # another peer's state took its place, or the run stops
+        # Another peer's state took its place, or the run stops.
+        result, waited_for = None, "nobody known"
         if each.in_flight_round == sent.round:
             result, each.arrived = each.arrived, None
         if isinstance(result, mail.RoundFailed):
-            waited_for = ",".join(result.waiting_for) or "?"
+            waited_for = ",".join(result.waiting_for) or waited_for
         elif result is not None:
             waited_for = result.waited_for
         metrics.stalled(Stall(stall_s, each.fragment.index, sent.round, waited_for))

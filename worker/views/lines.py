@@ -181,7 +181,7 @@ _WORDS = {
     "round": "round {round} of fragment {fragment}: {contributors} peers, {exchange_s:.2f} s under "
     "way, {stall_s:.2f} s waited for",
     "skipped": "goes on at step {step}: {reason}",
-    "handed_in": "the others have the {steps} inner steps since the last round",
+    "handed_in": "the others were given the {steps} inner steps since the last round",
     "preempted": "{source} says that this machine will go away: leaving",
     "resumed": "goes on from {path} (--fresh starts from step 0)",
     "moves": "moves from stage {stage} to stage {to}",

@@ -259,6 +259,8 @@ def test_a_figure_in_words(label, changes, words):
         ({}, "all 2 that reported hold identical anchors and momenta, bit for bit"),
         ({"momentum_hash": "cc"},
          "DIFFER: the 2 that reported do not hold the same anchor and momentum"),
+        ({"momentum_hash": "cc", "step": 1},
+         "not to be compared: the 2 that reported ended at different steps"),
         ({"momentum_hash": "cc", "preset": "local"},
          "differ, as they must: with preset local nothing is exchanged"),
         ({"momentum_hash": "cc", "spread": 0.02},

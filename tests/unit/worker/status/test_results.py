@@ -71,6 +71,9 @@ def test_nobody_waits_for_a_peer_that_it_cannot_reach():
     assert peers.results["a"].is_complete()
     assert not peers.results["b"].is_complete()  # which reaches c
     assert set(filter(peers.results_at("c").get, "abc")) == {"b"}
+    peers.members[1] = replace(peers.members[1], start_ms=2)
+    peers.results["c"].on_view(View())
+    assert not any(peers.results_at("c").values())  # it was of b's earlier process
 
 
 def test_only_those_that_are_done_are_waited_for_and_the_dead_are_named():
