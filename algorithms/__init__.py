@@ -3,7 +3,7 @@
 What a run does      plan, fragments, schedule
 One outer round      diloco (means over all), noloco (small groups), fragment_state (what is kept),
                      codecs (how values travel), robust (norms), counted (weights by work)
-Which peers          pairing (small groups), reducers (of which shard)
+Which peers          draws (small groups, and who reduces which shard)
 Model in stages      skippipe
 Before a run         link, utilization, diagnosis, proposals: how fast it is, and which plan fits
 

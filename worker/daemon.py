@@ -28,7 +28,6 @@ from murmuration.worker.library.share import Shares
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.node import supervision
 from murmuration.worker.node.component import NodeConfig
-from murmuration.worker.node.session import AWAIT_OTHERS_S, Session
 from murmuration.worker.pipeline.lifecycle import StageLifecycle
 from murmuration.worker.pipeline.part import part_of
 from murmuration.worker.tasks import Batch, Cursor, SharesSamples, Warns
@@ -36,7 +35,7 @@ from murmuration.worker.training import checkpoint
 from murmuration.worker.training.device import chosen_device
 from murmuration.worker.training.evaluation import PeriodicEvaluation
 from murmuration.worker.training.export import load_initial
-from murmuration.worker.training.loop import Trainer
+from murmuration.worker.training.loop import AWAIT_OTHERS_S, Session, Trainer
 from murmuration.worker.training.mailbox import Mailbox, Stop, TrainingEvent
 from murmuration.worker.training.optimizers import KSEED
 from murmuration.worker.training.outer_state import plain_state, refusal, restore_trainer, snapshot

@@ -34,9 +34,9 @@ from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Phase
 from murmuration.worker.node.component import Environment, NodeConfig
 from murmuration.worker.node.node import Node
-from murmuration.worker.node.session import IOThread
 from murmuration.worker.training.mailbox import (
     Begin,
+    IOThread,
     Mailbox,
     PrefetchedAnchor,
     Published,

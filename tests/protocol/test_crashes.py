@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from murmuration.algorithms.draws import reducer_orders
 from murmuration.algorithms.plan import Plan
-from murmuration.algorithms.reducers import reducer_orders
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.errors import ManifestRefused
 from murmuration.worker.exchange.round_context import RoundConfig

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from murmuration.worker.catchup import donors, state_transfer
+from murmuration.worker.catchup import donors
 from murmuration.worker.membership import Digest, Member, MemberLimits, Phase
 from murmuration.worker.node.node import Node
 from murmuration.worker.training.mailbox import Published
@@ -199,8 +199,7 @@ async def test_a_joiner_is_told_by_two_and_not_held_up_by_a_liar(pieces, monkeyp
     """All have heard of the liar, which is ahead, and would be taken over before anybody else. Six
     fragments are more than the states of each that a peer remembers, as 300 are in earnest."""
     monkeypatch.setattr("murmuration.algorithms.fragments.PIECE_ELEMENTS", 150)
-    for module in (donors, state_transfer):
-        monkeypatch.setattr(module, "REMEMBERED", 4)
+    monkeypatch.setattr(donors, "REMEMBERED", 4)
     async with Swarm(replace(steady(200), layers=(150,) * pieces), "abx", at=2) as swarm:
         assert len(swarm["a"].versions) == pieces
         await swarm.until(lambda: min(swarm["a"].versions) >= 2, 10)

@@ -7,8 +7,8 @@ from itertools import combinations
 import pytest
 import torch
 
+from murmuration.algorithms.draws import reducer_orders
 from murmuration.algorithms.plan import Plan
-from murmuration.algorithms.reducers import reducer_orders
 from murmuration.worker.exchange.round_context import RoundConfig
 from murmuration.worker.membership.swim import MembershipConfig
 from murmuration.worker.wire import payloads

@@ -11,9 +11,8 @@ from murmuration.algorithms.fragment_state import FragmentState
 from murmuration.algorithms.plan import Plan
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
-from murmuration.worker.catchup import state_transfer
+from murmuration.worker.catchup.donors import fetch_states, serve_states
 from murmuration.worker.catchup.held_states import HeldStates
-from murmuration.worker.catchup.state_transfer import fetch_states, serve_states
 from murmuration.worker.membership import Member, Phase
 from murmuration.worker.training.mailbox import Published
 from murmuration.worker.transport import Caller, Refused, Stream, TransportError
@@ -144,7 +143,7 @@ def test_a_part_that_does_not_fit_costs_the_whole_once():
 )
 def test_several_donors_give_chunks_at_once(donors, given, monkeypatch):
     """Frames after which each breaks off, and which each has given."""
-    monkeypatch.setattr(state_transfer, "CHUNK_BYTES", 1 << 20)
+    monkeypatch.setattr("murmuration.worker.catchup.donors.CHUNK_BYTES", 1 << 20)
     other = {"another state": Donor(state(1)), "a liar": Donor(state(0), spoils=True)}
     made = [other[e] if isinstance(e, str) else Donor(state(0), e) for e in donors]
     frames, states = run(fetched(*made, at_once=True))
@@ -159,7 +158,7 @@ def test_several_donors_give_chunks_at_once(donors, given, monkeypatch):
 @pytest.mark.parametrize("lies", [False, True], ids=["honest", "liar"])
 async def test_a_joiner_fetches_chunks_from_all_that_hold_a_state(lies, monkeypatch):
     """And all of it from the donor where a chunk does not fit. None is blamed, for nobody knows."""
-    monkeypatch.setattr(state_transfer, "CHUNK_BYTES", 1 << 12)
+    monkeypatch.setattr("murmuration.worker.catchup.donors.CHUNK_BYTES", 1 << 12)
     plan = Plan(inner_steps=40, fragments=2)
     async with Swarm(Problem(layers=(3000, 2000), plan=plan, steps=400), "abc") as swarm:
         await swarm.until(lambda: min(swarm["a"].versions) >= 1, 100)

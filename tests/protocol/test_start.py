@@ -7,7 +7,7 @@ from itertools import count, islice, product
 
 import pytest
 
-from murmuration.algorithms.pairing import groups, membership_id
+from murmuration.algorithms.draws import groups, membership_id
 from murmuration.algorithms.plan import PRESETS
 from murmuration.worker.exchange.pairwise.pair_rounds import draw_group
 from murmuration.worker.exchange.view import View

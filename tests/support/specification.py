@@ -22,8 +22,8 @@ from murmuration.algorithms.diloco import (
     take_integers,
     take_mean,
 )
+from murmuration.algorithms.draws import groups, membership_id
 from murmuration.algorithms.fragments import Fragment
-from murmuration.algorithms.pairing import groups, membership_id
 from murmuration.algorithms.plan import Plan
 from murmuration.algorithms.robust import (
     NORM_LIMIT,

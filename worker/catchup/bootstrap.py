@@ -15,9 +15,8 @@ from murmuration.protos.events import Warnings, new_event
 from murmuration.worker import wire
 from murmuration.worker.background import cancel
 from murmuration.worker.catchup import choices
-from murmuration.worker.catchup.donors import Donors
+from murmuration.worker.catchup.donors import Donors, headers_at
 from murmuration.worker.catchup.held_states import Received
-from murmuration.worker.catchup.state_transfer import headers_at
 from murmuration.worker.errors import ManifestRefused, NotDialled, PeersUnreachable
 from murmuration.worker.membership import Digest, Health, Member, Phase
 from murmuration.worker.membership.first_contact import FirstContact

@@ -10,8 +10,8 @@ from random import Random, SystemRandom
 from typing import Protocol, TypeVar
 
 from murmuration.algorithms.codecs import Codec, codec_by_name
+from murmuration.algorithms.draws import reducer_orders
 from murmuration.algorithms.plan import Plan
-from murmuration.algorithms.reducers import reducer_orders
 from murmuration.algorithms.robust import AGGREGATIONS, NORM_LIMIT, Aggregation, Quarantine
 from murmuration.protos.events import Log, new_event
 from murmuration.protos.figures import shown

@@ -1,13 +1,13 @@
 """The shards, and the views of the swarm, that all rounds share."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import inf
 from typing import NamedTuple
 
-from murmuration.algorithms.reducers import Pair, reached_by_all
+from murmuration.algorithms.draws import Pair
 from murmuration.worker.membership import Health, Member, Phase
 
 Group = tuple[str, ...]
@@ -202,6 +202,24 @@ class View:
     def joinable(self) -> frozenset[str]:
         training = frozenset(m.peer for m in self._in(Phase.READY, Phase.TRAINING))
         return training - self.unreached
+
+
+def reached_by_all(group: Collection[str], unreachable: Iterable[Pair]) -> frozenset[str]:
+    """Those of a group that everybody in it reaches: at least a third of it, as no more than three
+    times its share may fall to any peer. If fewer are left, the peer in most pairs does not count,
+    for the fault is its own; where no single peer is in most, all are named."""
+    inside = frozenset(group)
+    pairs = {pair for pair in unreachable if inside.issuperset(pair)}
+    while pairs:
+        left = inside.difference(*pairs)
+        if 3 * len(left) >= len(inside):
+            return left
+        named = Counter(peer for pair in pairs for peer in pair)
+        (worst, most), *others = named.most_common(2)
+        if most == others[0][1]:
+            return inside
+        pairs = {pair for pair in pairs if worst not in pair}
+    return inside
 
 
 _reached = lru_cache(maxsize=64)(reached_by_all)  # every shard of a round asks

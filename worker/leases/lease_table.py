@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from zlib import crc32
 
-from murmuration.algorithms.reducers import weight
+from murmuration.algorithms.draws import weight
 from murmuration.worker.exchange.view import View
 from murmuration.worker.leases import ledger as ledgers
 from murmuration.worker.leases.ledger import EPOCH_BLOCKS, Block, Holding, LeaseNews

@@ -43,9 +43,8 @@ from murmuration.worker.manifest import Manifest
 from murmuration.worker.node.admission import Admission, Newcomer
 from murmuration.worker.node.component import NodeConfig
 from murmuration.worker.node.own_address import Addresses
-from murmuration.worker.node.session import AWAIT_OTHERS_S, Session
 from murmuration.worker.training import outer_state
-from murmuration.worker.training.loop import TrainingLoop
+from murmuration.worker.training.loop import AWAIT_OTHERS_S, Session, TrainingLoop
 from murmuration.worker.training.mailbox import Mailbox, Stop
 from murmuration.worker.training.model import trained_parameters
 from murmuration.worker.views import PagePlace

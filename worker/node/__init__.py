@@ -1,1 +1,1 @@
-"""The parts of a peer: its node and what it answers, its session, the thread they run on."""
+"""The parts of a peer: its node and what it answers, how it is let in, what watches it."""

@@ -22,7 +22,7 @@ from murmuration.protos.events import Warnings, new_event
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
 from murmuration.worker.background import Component
-from murmuration.worker.catchup import bootstrap, held_states, state_transfer
+from murmuration.worker.catchup import bootstrap, donors, held_states
 from murmuration.worker.config import Config
 from murmuration.worker.errors import NotDialled
 from murmuration.worker.exchange import measured, round_context
@@ -127,7 +127,7 @@ class Node:
         self.held = held_states.HeldStates(self.context.exact)
         self._components: list[Component] = []
         self.server.calls |= {Method.STATUS: self._on_status, Method.MEASURE: self._on_measure}
-        self.server.streams[Method.FETCH] = lambda stream: state_transfer.serve_states(
+        self.server.streams[Method.FETCH] = lambda stream: donors.serve_states(
             stream, manifest.run, self.published, self.held
         )
         self._pairs: Pairs | None = None

@@ -11,11 +11,11 @@ from murmuration.protos.events import Log, new_event
 from murmuration.worker.config import Config
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Health, Member, Phase
-from murmuration.worker.node.session import IOThread
 from murmuration.worker.pipeline import part
 from murmuration.worker.tasks import Task
 from murmuration.worker.training import checkpoint
 from murmuration.worker.training.loop import Trainer
+from murmuration.worker.training.mailbox import IOThread
 from murmuration.worker.training.result import WholeModel
 
 _PATIENCE_S = 30.0

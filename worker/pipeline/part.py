@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from murmuration.algorithms.fragments import Fragment, TensorSpec
-from murmuration.worker.catchup.state_transfer import fetch_states
+from murmuration.worker.catchup.donors import fetch_states
 from murmuration.worker.config import Config, fragments_of
 from murmuration.worker.errors import CheckpointError, ConfigError
 from murmuration.worker.manifest import Manifest

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from murmuration.algorithms.codecs import codec_by_name
 from murmuration.algorithms.diloco import pseudo_gradient
+from murmuration.algorithms.draws import reducer_orders
 from murmuration.algorithms.fragment_state import FragmentOptimizer, FragmentState, RoundResult
 from murmuration.algorithms.fragments import Ranges
 from murmuration.algorithms.plan import PRESETS
-from murmuration.algorithms.reducers import reducer_orders
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.catchup.choices import choose_repair
 from murmuration.worker.exchange.allreduce.contributor import Contributor

@@ -1,1 +1,1 @@
-"""The train thread: inner steps, outer rounds, checkpoints, evaluation."""
+"""The train thread: inner steps, outer rounds, checkpoints, evaluation, the mailbox to the node."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -17,7 +18,9 @@ from murmuration.worker.training.checkpoint import Checkpoint
 from murmuration.worker.training.device import device_of, moved, random_states_kept
 from murmuration.worker.training.export import anchored_model, find_checkpoint
 from murmuration.worker.training.kseed import follow, seed_space_of
-from murmuration.worker.training.loop import Trainer
+
+if TYPE_CHECKING:
+    from murmuration.worker.training.loop import Trainer
 
 _VALIDATION_BATCHES = 16
 _SAMPLE_BYTES, _SAMPLE_PROMPT = 400, "def "
@@ -63,7 +66,7 @@ class PeriodicEvaluation:
         self._task, self._model, self._seed, self._every_steps = task, model, seed, every_steps
         self._passed = step // every_steps if every_steps else 0
 
-    def evaluate_if_due(self, trainer: Trainer, wanted: Callable[[], bool]) -> None:
+    def evaluate_if_due(self, trainer: "Trainer", wanted: Callable[[], bool]) -> None:
         """Evaluates between two steps, as long as it is `wanted`, but not after the last."""
         passed = trainer.step // self._every_steps if self._every_steps else 0
         if passed <= self._passed or not trainer.trains:

@@ -1,4 +1,4 @@
-"""Carries what the train thread and the I/O thread tell each other.
+"""Carries what the train thread and the I/O thread tell each other; `IOThread` is the latter.
 
 What is large is bounded by construction: a fragment has at most one round in flight, and there is
 at most one adoption on its way. Putting never blocks the train thread; it waits only in
@@ -11,13 +11,19 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from murmuration.algorithms.fragment_state import FragmentState, RoundResult
 from murmuration.algorithms.fragments import Ranges
+from murmuration.protos.events import Log
+from murmuration.worker.background import LoopThread
 from murmuration.worker.leases.ledger import LeaseMessage, ShareMessage
 from murmuration.worker.membership import Phase
+
+if TYPE_CHECKING:
+    from murmuration.worker.node.node import Node
 
 NO_VALUES = memoryview(b"")
 _LOOK_S = 0.5  # a signal that comes just before a wait is dealt with after it
@@ -271,3 +277,25 @@ class Mailbox:
         if isinstance(message, Stop):
             self._to_share.put(message)
         return message
+
+
+class IOThread(LoopThread):
+    """The event loop that runs a node, beside the train thread. Args: make: is called on it."""
+
+    def __init__(self, make: Callable[[], "Node"], mailbox: Mailbox, log: Log) -> None:
+        super().__init__("murmur-io", log, lambda error: mailbox.answer(Stop(str(error), error)))
+        self._make, self._mailbox = make, mailbox
+        self._node: Node | None = None
+
+    @property
+    def node(self) -> "Node":
+        assert self._node is not None, "start() comes first"
+        return self._node
+
+    async def _main(self) -> None:
+        self._loop, node = asyncio.get_running_loop(), self._make()
+        self._node, self._close = node, node.close
+        address = await node.listen()
+        self._mailbox.connect(node.deliver, self._loop)
+        self._ready.set_result(address)
+        await node.run()

@@ -9,13 +9,13 @@ from pathlib import Path
 from torch import Tensor
 
 from murmuration.worker.config import Config
-from murmuration.worker.node.session import IOThread
 from murmuration.worker.pipeline.part import Part
 from murmuration.worker.pipeline.stage_node import StageNode
 from murmuration.worker.tasks import Task
 from murmuration.worker.training.evaluation import Evaluation, generate_sample, validate
 from murmuration.worker.training.kseed import seed_space_of
 from murmuration.worker.training.loop import Trainer
+from murmuration.worker.training.mailbox import IOThread
 from murmuration.worker.transport import Method
 from murmuration.worker.wire import tensor_hash
 

@@ -16,8 +16,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import murmuration
-from murmuration.worker.node import session
 from murmuration.worker.tasks import Batch, Cursor
+from murmuration.worker.training import loop
 from tests.support import fork_server
 from tests.support.peers import Peer, peers, row, run
 from tests.support.workers import running_swarm, settings_of
@@ -248,7 +248,7 @@ def test_a_script_without_a_guard_is_told_so(tmp_path):
 
 
 def grpc_that_came_first(peer: Peer) -> None:
-    session.FORKS_CRASH = True  # as `protos` finds it then
+    loop.FORKS_CRASH = True  # as `protos` finds it then
     with training(peer):
         pass
 

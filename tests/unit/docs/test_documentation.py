@@ -20,11 +20,11 @@ from murmuration.worker.identity.authority import MOST
 from murmuration.worker.library.share import LEAST_BLOCKS, MOST_SAMPLES
 from murmuration.worker.library.site import SiteRank
 from murmuration.worker.node.answers import MOST_TUNNELS, TUNNELS_EACH
-from murmuration.worker.node.session import AWAIT_OTHERS_S
 from murmuration.worker.relay.choice import TRY_S
 from murmuration.worker.relay.service import PLACES, RATE_MBPS, SILENT_S
 from murmuration.worker.tasks import Cursor, load_task
 from murmuration.worker.training.evaluation import validate
+from murmuration.worker.training.loop import AWAIT_OTHERS_S
 from murmuration.worker.training.optimizers import InnerConfig
 from murmuration.worker.training.replica import InnerReplica
 from tests.support import programs_table

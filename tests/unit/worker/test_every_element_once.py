@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from murmuration.algorithms.codecs import CODECS, codec_by_name
 from murmuration.algorithms.diloco import mean_in_order
+from murmuration.algorithms.draws import reducer_orders
 from murmuration.algorithms.fragments import Fragment, TensorSpec, layer_of, partition
 from murmuration.algorithms.plan import Plan
-from murmuration.algorithms.reducers import reducer_orders
 from murmuration.worker import wire
 from murmuration.worker.wire import tensors
 

@@ -9,10 +9,12 @@ has not closed it.
 
 A peer remembers the reductions that it received as a contributor too, so that a successor of a
 reducer which died while answering gives the answer that others may already have applied.
+
+The next round's group follows from the reductions of this one, which all peers have alike.
 """
 
 import math
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
@@ -20,7 +22,6 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
 from murmuration.algorithms import robust
-from murmuration.algorithms.reducers import joiners_shard, most_joiners
 from murmuration.worker.exchange.view import Group, ShardKey, ShardRange, View, alike
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ _KNOWN = 4  # rounds, before which nobody is taken to be slow
 _PUNCTUAL = 0.25  # of those awaited
 _SPREADS = 4.0  # from the first quarter to the quorum, in which all that are as fast have come
 _WAITING = 0.05  # of a round's time, for those that are slower
+_FEW_JOINERS = 4
 
 
 class Patience:
@@ -475,3 +477,28 @@ class ReducedShards:
         if self.further(key, order):
             most_s = min(most_s, self.patience.habit_s(key.fragment) / OVERDUE)
         return most_s + self.transfer_s(key.fragment, [reducer])
+
+
+def next_group(
+    group: Sequence[str], contributors: Sequence[Sequence[str]], joiners: Sequence[str]
+) -> tuple[str, ...]:
+    """The peers that lay out the round after this one, sorted.
+
+    A peer of the group stays if at least half of the shards count it: no single reducer can leave
+    one out, or keep one that others do not see. Joiners count for one round, and stay by what they
+    contribute in it. `contributors` are of each shard, `joiners` of the shard that names them.
+    """
+    counted = Counter(peer for peers in contributors for peer in set(peers))
+    stay = {peer for peer, count in counted.items() if 2 * count >= len(contributors)}
+    # Where none of the group is left, those that hold the round in its place lay out the next.
+    return tuple(sorted((stay.intersection(group) or stay).union(joiners)))
+
+
+def joiners_shard(round_: int, shards: int) -> int:
+    """The shard whose reduction names the round's joiners: in each round another reducer's."""
+    return round_ % shards
+
+
+def most_joiners(group: Sequence[str]) -> int:
+    """How many joiners one reduction may name: a group at most doubles in a round."""
+    return max(_FEW_JOINERS, len(group))

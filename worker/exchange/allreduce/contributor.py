@@ -19,14 +19,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from murmuration.algorithms.reducers import joiners_shard, most_joiners, next_group
 from murmuration.algorithms.robust import Doubts, limit_of, norm, taken_out
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import new_event
 from murmuration.worker import wire
 from murmuration.worker.background import Tasks
 from murmuration.worker.exchange.allreduce.checks import Given
-from murmuration.worker.exchange.allreduce.closing import OVERDUE, SILENT_S
+from murmuration.worker.exchange.allreduce.closing import (
+    OVERDUE,
+    SILENT_S,
+    joiners_shard,
+    most_joiners,
+    next_group,
+)
 from murmuration.worker.exchange.allreduce.reducer import Answer, Redirect, Reducer, Refusal
 from murmuration.worker.exchange.round_context import Context, Peers, Results, reason_of
 from murmuration.worker.exchange.view import ShardKey, ShardRange, View

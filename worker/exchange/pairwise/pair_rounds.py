@@ -14,9 +14,8 @@ from contextlib import suppress
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
+from murmuration.algorithms.draws import Pair, groups, membership_id
 from murmuration.algorithms.fragment_state import FragmentState
-from murmuration.algorithms.pairing import groups, membership_id
-from murmuration.algorithms.reducers import Pair
 from murmuration.algorithms.schedule import Schedule
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from murmuration.worker.exchange.round_context import RoundConfig
-from murmuration.worker.exchange.view import View
+from murmuration.worker.exchange.view import View, reached_by_all
 from murmuration.worker.membership import Phase
 from tests.protocol.views import member, view
 
@@ -89,3 +89,24 @@ def test_what_the_ended_say_does_not_count_nor_what_those_say_that_never_contrib
     assert View({**members, **ended, "c": quiet}).cut_off == frozenset()
     over = {peer: replace(each, phase=Phase.DONE) for peer, each in members.items()}
     assert View(over).cut_off == frozenset("d")
+
+
+@pytest.mark.parametrize(
+    ("group", "unreachable", "reached"),
+    [
+        ("abcd", "", "abcd"),
+        ("abcd", "ab", "cd"),
+        ("abc", "ab", "c"),
+        ("ab", "ab", "ab"),
+        ("abcd", "ab cd", "abcd"),
+        ("abcdef", "ab cd", "ef"),
+        ("abcdef", "ab ac ad", "ef"),
+        ("abcdef", "ab ac ad ae", "abcdef"),
+        ("abcdef", "ab ac ad ae ef", "abcd"),
+        ("abcd", "ax bx", "abcd"),
+    ],
+)
+def test_reached_by_all(group, unreachable, reached):
+    """At least a third of the group: one that hardly anybody reaches does not count."""
+    pairs = {(one, other) for one, other in unreachable.split()}
+    assert reached_by_all(group, pairs) == set(reached)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from murmuration.algorithms.plan import PRESETS
-from murmuration.worker.node.session import AWAIT_OTHERS_S
 from murmuration.worker.tasks import Batch
+from murmuration.worker.training.loop import AWAIT_OTHERS_S
 from murmuration.worker.training.mailbox import Started, Stop
 from murmuration.worker.training.replica import RunIsOver
 from tests.support.lone_trainer import LoneTrainer

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from murmuration.algorithms.plan import Plan
 from murmuration.worker import wire
-from murmuration.worker.exchange.allreduce.closing import Patience
+from murmuration.worker.exchange.allreduce.closing import Patience, next_group
 from murmuration.worker.exchange.view import ShardKey
 from tests.protocol.views import view
 from tests.unit.worker.exchange.allreduce.layouts import BYTES, CONFIG, ROUND_S, TRANSFER_S
@@ -166,3 +166,19 @@ def test_a_shard_that_others_still_fill_stays_open_after_it_advanced(clock):
     made.contribute("abc")
     made.advanced(1)
     assert made.answer() == "take"
+
+
+@pytest.mark.parametrize(
+    ("group", "contributors", "joiners", "found"),
+    [
+        pytest.param("abcd", "abcd abcd abcd abcd", "", "abcd", id="all"),
+        pytest.param("abcd", "abcd abcd abcd d", "", "abcd", id="one counts itself alone"),
+        pytest.param("abcd", "abc abc abc abcd", "", "abc", id="one counts somebody unseen"),
+        pytest.param("ab", "ab b", "", "ab", id="of two"),
+        pytest.param("abc", "abc abc ab", "x", "abcx", id="a joiner"),
+        pytest.param("abc", "abc abc abx", "", "abc", id="an outsider that is counted"),
+        pytest.param("abc", "dd d d", "", "d", id="the group is gone"),
+    ],
+)
+def test_the_next_group_is_what_most_shards_have_counted(group, contributors, joiners, found):
+    assert next_group(group, contributors.split(), joiners) == tuple(found)

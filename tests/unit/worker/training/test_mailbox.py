@@ -8,8 +8,7 @@ from typing import Any, cast
 import pytest
 
 from murmuration.worker import background
-from murmuration.worker.node.session import IOThread
-from murmuration.worker.training.mailbox import Mailbox
+from murmuration.worker.training.mailbox import IOThread, Mailbox
 
 
 class Stays:

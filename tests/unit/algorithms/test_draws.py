@@ -1,4 +1,4 @@
-"""Groups of a round in pairs: everyone computes the same, and turns are kept."""
+"""Reducers and pairs: everyone computes the same, loads are even, and turns are kept."""
 
 from collections import Counter
 from itertools import chain, combinations
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from murmuration.algorithms.pairing import groups, membership_id, separated
+from murmuration.algorithms.draws import groups, membership_id, reducer_orders, separated, weight
 
 NAMES = st.text("abcdé猫 ", min_size=1, max_size=12)
 SWARMS = st.lists(NAMES, min_size=2, max_size=14, unique=True)
@@ -101,3 +101,23 @@ def test_nobody_is_with_whom_it_does_not_reach(groups, unreachable):
 def test_who_changes_places_and_who_sits_out(drawn, unreachable, bench, made):
     pairs = {(one, other) for one, other in unreachable.split()}
     assert separated(drawn, pairs, bench) == [list(group) for group in made]
+
+
+EIGHT = [f"peer-{letter}" for letter in "abcdefgh"]
+
+
+def test_the_shards_of_a_lost_peer_go_to_all_others_in_turn():
+    heirs: Counter[str] = Counter()
+    for fragment in range(700):
+        for order in reducer_orders(7, fragment, EIGHT):
+            if order[0] == "peer-c":
+                heirs[order[1]] += 1
+    assert set(heirs) == set(EIGHT) - {"peer-c"}
+    assert all(60 <= count <= 145 for count in heirs.values())  # 100 on average
+
+
+def test_weights_are_the_same_on_every_machine_and_version():
+    """Two versions that disagree here would send one shard to two reducers."""
+    assert weight(b"key", "peer") == 15262365844821319713
+    orders = reducer_orders(1, 2, ["a", "b", "c"])
+    assert orders == (("a", "b", "c"), ("c", "a", "b"), ("b", "c", "a"))

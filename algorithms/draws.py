@@ -1,14 +1,53 @@
-"""The groups of a round in pairs: which peers exchange with each other, drawn alike by all.
+"""Draws that are alike at every peer: the reducers of shards, and the groups of a round in pairs.
 
-Every peer that knows the members computes the same groups, so no peer is asked. Names are ranked by
-hashes that depend on nothing but the arguments.
+Every peer that knows the group computes the same, so no peer is asked: names are ranked by hashes
+that depend on nothing but the arguments. Shards have reducers by rendezvous (highest random weight)
+hashing. A group of n cuts a fragment into chunks_per_peer * n shards. So traffic per peer is
+2 (n-1)/n of the fragment.
 """
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 
-from murmuration.algorithms.reducers import Pair, ranking
+Pair = tuple[str, str]
+
+
+def weight(key: bytes, peer: str) -> int:
+    """The 64-bit weight of a peer for a key."""
+    return int.from_bytes(blake2b(peer.encode(), key=key[:64], digest_size=8).digest(), "big")
+
+
+def ranking(key: bytes, peers: Sequence[str]) -> tuple[str, ...]:
+    """The peers by falling weight for this key; ties (never seen) by name."""
+    return tuple(sorted(peers, key=lambda peer: (-weight(key, peer), peer)))
+
+
+def _key(*numbers: int) -> bytes:
+    return b"".join(number.to_bytes(8, "big") for number in numbers)
+
+
+def reducer_orders(
+    run: int, fragment: int, group: Sequence[str], chunks_per_peer: int = 1
+) -> tuple[tuple[str, ...], ...]:
+    """For each of the chunks_per_peer * len(group) shards, the peers that may reduce it, in order.
+
+    The first is the reducer. Of len(group) shards in a row, each takes the heaviest peer that has
+    none yet, so that the load is exactly even. The others follow by weight and take over when all
+    before them are gone. As long as the group stays the same a peer reduces the same shards of a
+    fragment in every round: it keeps the residual of their rounding (docs/adr/0006). Args: run:
+    64-bit run id; group: in any order.
+    """
+    taken: set[str] = set()
+    orders = []
+    for shard in range(chunks_per_peer * len(group)):
+        if shard % len(group) == 0:
+            taken.clear()
+        by_weight = ranking(_key(run, fragment, shard), group)
+        first = next(peer for peer in by_weight if peer not in taken)
+        taken.add(first)
+        orders.append((first, *(peer for peer in by_weight if peer != first)))
+    return tuple(orders)
 
 
 def membership_id(peers: Iterable[str]) -> int:
@@ -27,7 +66,7 @@ def groups(
     membership: int,
     peers: Iterable[str],
     size: int = 2,
-    unreachable: Collection[tuple[str, str]] = (),
+    unreachable: Collection[Pair] = (),
 ) -> tuple[tuple[str, ...], ...]:
     """The groups of a round, each in sorted order: each peer is in one of them, or in none.
 
@@ -54,10 +93,6 @@ def groups(
     drawn = [order[column::count] for column in range(count)]
     together = separated(drawn, unreachable, sorted(resting)) if unreachable else drawn
     return tuple(tuple(sorted(group)) for group in together)
-
-
-def _key(*numbers: int) -> bytes:
-    return b"".join(number.to_bytes(8, "big") for number in numbers)
 
 
 def separated(
