@@ -5,12 +5,11 @@ from collections import Counter
 from dataclasses import dataclass
 
 from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.addresses import check_name
 from murmuration.protos.documents import PROFILE_BYTES, BadDocument, manifest_difference, run_name
-from murmuration.protos.events import printable
 
 LOST_AFTER_S = 15.0
 MAX_MEMBERS = 1024
-_MAX_NAME_BYTES = 256
 MAX_START_MS = 2**53  # as workers have it
 _PHASES = {value: name.removeprefix("PHASE_").lower() for name, value in pb.Phase.items()}
 _HEALTH = {value: name.removeprefix("HEALTH_").lower() for name, value in pb.Health.items()}
@@ -102,9 +101,11 @@ class Registry:
         """Why this caller is turned away; empty: welcome."""
         if member.start_ms > MAX_START_MS:
             return "bad member: its start cannot be"
-        for name in (member.peer, member.address):
-            if not 0 < len(name.encode()) <= _MAX_NAME_BYTES or printable(name) != name:
-                return "bad member: name and address must be 1 to 256 bytes of printable text"
+        try:
+            for name in (member.peer, member.address):
+                check_name(name, BadDocument)
+        except BadDocument as error:
+            return f"bad member: {error}"
         if len(member.profile) > PROFILE_BYTES or member.ByteSize() > 3 * PROFILE_BYTES:
             return f"bad member: {member.ByteSize()} bytes; no worker would believe it"
         if self.manifest and manifest:

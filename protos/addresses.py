@@ -1,4 +1,4 @@
-"""HOST:PORT, several of one peer, or PEER@HOST:PORT of a relay."""
+"""HOST:PORT, several of one peer, or PEER@HOST:PORT of a relay; and what a peer may be called."""
 
 import ipaddress
 from collections.abc import Sequence
@@ -8,6 +8,16 @@ from urllib.parse import unquote
 from murmuration.protos.exit_codes import UsageError
 
 LOOPBACK_HOST = "127.0.0.1"
+_MAX_NAME_BYTES = 256
+
+
+def check_name(name: str, error: type[Exception]) -> None:
+    """Raises `error`: it is no name or address of a peer."""
+    if not 0 < len(name.encode(errors="replace")) <= _MAX_NAME_BYTES or not name.isprintable():
+        raise error(
+            f"{name[:80]!r} is no name or address of a peer; take 1 to {_MAX_NAME_BYTES} bytes of "
+            "text without line breaks"
+        )
 
 
 def split_address(address: str) -> tuple[str, int]:

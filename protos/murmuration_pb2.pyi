@@ -1510,7 +1510,7 @@ class PairMessage(_message.Message):
     HEADER_FIELD_NUMBER: _builtins.int
     PART_FIELD_NUMBER: _builtins.int
     FRAME_FIELD_NUMBER: _builtins.int
-    STAGED_FIELD_NUMBER: _builtins.int
+    PREPARED_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def header(self) -> Global___PairHeader: ...
@@ -1519,7 +1519,7 @@ class PairMessage(_message.Message):
     @_builtins.property
     def frame(self) -> Global___Frame: ...
     @_builtins.property
-    def staged(self) -> Global___Staged: ...
+    def prepared(self) -> Global___Prepared: ...
     @_builtins.property
     def refusal(self) -> Global___Refusal: ...
     def __init__(
@@ -1528,14 +1528,14 @@ class PairMessage(_message.Message):
         header: Global___PairHeader | None = ...,
         part: Global___PartHeader | None = ...,
         frame: Global___Frame | None = ...,
-        staged: Global___Staged | None = ...,
+        prepared: Global___Prepared | None = ...,
         refusal: Global___Refusal | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "frame", b"frame", "header", b"header", "part", b"part", "refusal", b"refusal", "staged", b"staged"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "frame", b"frame", "header", b"header", "part", b"part", "prepared", b"prepared", "refusal", b"refusal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "frame", b"frame", "header", b"header", "part", b"part", "refusal", b"refusal", "staged", b"staged"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "frame", b"frame", "header", b"header", "part", b"part", "prepared", b"prepared", "refusal", b"refusal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["header", "part", "frame", "staged", "refusal"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["header", "part", "frame", "prepared", "refusal"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -1640,7 +1640,7 @@ class PartHeader(_message.Message):
 Global___PartHeader: _TypeAlias = PartHeader  # noqa: Y015
 
 @_typing.final
-class Staged(_message.Message):
+class Prepared(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
@@ -1652,7 +1652,7 @@ class Staged(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Staged: _TypeAlias = Staged  # noqa: Y015
+Global___Prepared: _TypeAlias = Prepared  # noqa: Y015
 
 @_typing.final
 class FetchRequest(_message.Message):

@@ -353,7 +353,7 @@ def stages(at: Place) -> Figures:
         "decode": lambda: wire.decode(codec, payload, fragment.elements),
         "hash": lambda: wire.state_hash(start, g, ()),
         "outer": lambda: _prepared(each.outcome(closed()), here),
-        "staged": lambda: devices.staged(g, here),
+        "pinned": lambda: devices.pinned(g, here),
         "write": lambda: each.write(g),
         "pageable_read": lambda: [p.cpu() for p in here],
     }
@@ -460,7 +460,7 @@ def flights(peer: Any) -> tuple[list[bool], list[int]]:
 def pcie_bytes() -> Iterator[list[int]]:
     """The bytes of each fragment that is copied to the host or from it meanwhile, as fp32."""
     found = list[int]()
-    there, back = devices.staged, devices.copy_to_host
+    there, back = devices.pinned, devices.copy_to_host
 
     def counted(values: Tensor, like: Sequence[Tensor]) -> Tensor:
         found.append(values.nbytes * like[0].is_cuda)
@@ -471,11 +471,11 @@ def pcie_bytes() -> Iterator[list[int]]:
         found.extend(source.nbytes * source.is_cuda for _, source in ordered)
         back(ordered)
 
-    devices.staged, devices.copy_to_host = counted, counted_back
+    devices.pinned, devices.copy_to_host = counted, counted_back
     try:
         yield found
     finally:
-        devices.staged, devices.copy_to_host = there, back
+        devices.pinned, devices.copy_to_host = there, back
 
 
 # ------------------------------------------------------------------------------------ site, losses

@@ -18,7 +18,7 @@ PARTS = {ANCHOR: "anchor", CONTRIBUTION: "contribution"}
 class GossipMessage:
     """A message between two partners, from `speaker` to `listener`.
 
-    `kind` is header, staged or refusal, or says of a part whether it is announced ("anchor part")
+    `kind` is header, prepared or refusal, or says of a part whether it is announced ("anchor part")
     or a frame of it ("anchor frame")."""
 
     speaker: str

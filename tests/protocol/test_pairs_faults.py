@@ -52,8 +52,8 @@ pytestmark = pytest.mark.usefixtures("brief_end")
     [
         ("contribution part", "listener", 5),
         ("contribution frame", "speaker", 4),
-        ("staged", "speaker", 4),
-        ("staged", "listener", 5),
+        ("prepared", "speaker", 4),
+        ("prepared", "listener", 5),
     ],
 )
 async def test_a_partner_killed_amid_an_exchange_costs_that_pair_one_round(kind, victim, peers):
@@ -169,8 +169,8 @@ async def test_one_of_eight_that_is_late_is_named_by_those_that_met_it(plan, wit
         ("header", True, NOLOCO),
         ("anchor frame", False, NOLOCO),
         ("contribution part", True, NOLOCO),
-        ("staged", True, NOLOCO),
-        ("staged", False, NOLOCO),
+        ("prepared", True, NOLOCO),
+        ("prepared", False, NOLOCO),
         ("contribution frame", False, NOLOCO),
         ("contribution frame", True, STREAMING),
         ("contribution frame", False, KEEP),
@@ -227,7 +227,7 @@ async def test_what_two_generals_cannot_settle():
 
         def lose(said: GossipMessage) -> None:
             nonlocal cut
-            if said.kind == "staged" and swarm[said.speaker].versions == (2,) and not cut:
+            if said.kind == "prepared" and swarm[said.speaker].versions == (2,) and not cut:
                 if said.speaker == "a":
                     raise Unreachable("lost")
                 cut = True
@@ -266,7 +266,7 @@ async def test_the_last_word_is_said_again_if_the_link_comes_back(calls):
             swarm.cut(said.speaker, said.listener)
             raise Unreachable("lost")
 
-        says = in_round(swarm, 2, "staged")
+        says = in_round(swarm, 2, "prepared")
         swarm.tap = first(lambda s: says(s) and (s.speaker < s.listener) is calls, lose)
         await swarm.ends_at_reference()
 

@@ -46,7 +46,7 @@ class Attendance:
     held: PairRound
     began_at: float
     ended_at: float | None = None
-    staged_at: float | None = None
+    prepared_at: float | None = None
     failed: str = ""
     waiting_for: tuple[str, ...] = ()
     used: dict[tuple[str, int], int] = field(default_factory=dict)  # by peer and part, the hash
@@ -99,8 +99,8 @@ class WatchedPeer(LatePeer, PairPeer):
         if not any(part.held is held for part in self.attended):
             self.attended.append(Attendance(self.me, held, held.began))
         for part in self.attended:
-            if part.held is held and held.complete and part.staged_at is None:
-                part.staged_at = self.now
+            if part.held is held and held.complete and part.prepared_at is None:
+                part.prepared_at = self.now
 
     def finished(self, result: RoundDone | RoundFailed) -> None:
         part = next(part for part in reversed(self.attended) if part.round == result.round)
@@ -191,7 +191,7 @@ def random_world(seed: int, kind: type[WatchedPairs] = WatchedPairs, **options: 
 
 def violations(world: PairWorld) -> list[str]:
     """Everything that must not be, in words; each starts with the name of its check."""
-    checks = (raised, twice, mixed, unstaged, overdue, delayed, unfinished, torn)
+    checks = (raised, twice, mixed, unprepared, overdue, delayed, unfinished, torn)
     return [f"{check.__name__}: {text}" for check in checks for text in check(world)]
 
 
@@ -224,12 +224,12 @@ def mixed(world: PairWorld) -> Iterator[str]:
                 yield f"{part.peer} applies {hashes} of {peer} in round {part.round}"
 
 
-def unstaged(world: PairWorld) -> Iterator[str]:
+def unprepared(world: PairWorld) -> Iterator[str]:
     """Nobody applies before all others of its group have said that they hold everything."""
-    staged = {(part.peer, part.round, part.group): part.staged_at for part in world.attendances}
+    prepared = {(part.peer, part.round, part.group): part.prepared_at for part in world.attendances}
     for part in world.attendances:
         for peer in part.group if part.applied else ():
-            at = staged.get((peer, part.round, part.group))
+            at = prepared.get((peer, part.round, part.group))
             if peer != part.peer and (at is None or at > (part.ended_at or 0.0)):
                 yield f"{part.peer} applies round {part.round} before {peer} holds everything"
 
@@ -239,9 +239,9 @@ def overdue(world: PairWorld) -> Iterator[str]:
     for part in world.attendances:
         held = part.held
         limit_s = held.deadline
-        if part.staged_at is not None:
+        if part.prepared_at is not None:
             round_s = held.deadline - part.began_at
-            limit_s = max(held.patience_until, part.staged_at) + round_s + CONFIG.retry_s
+            limit_s = max(held.patience_until, part.prepared_at) + round_s + CONFIG.retry_s
         gone = any(
             isinstance(fault, Crash | Freeze)
             and world.swarm.names[fault.peer] == part.peer

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from murmuration.algorithms.fragment_state import FragmentState
 from murmuration.algorithms.plan import Plan
 from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.addresses import check_name
 from murmuration.protos.events import Warnings
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
@@ -594,7 +595,7 @@ def _check_header(
     if max(len(group), header.contributors) > MAX_MEMBERS or len({*group}) < len(group):
         raise wire.WireError(f"fragment {index}: a group of {len(group)} peers, or one twice")
     for name in group:
-        wire.check_name(name)
+        check_name(name, wire.WireError)
     incoming = begun.get(index)
     if incoming is None or (incoming.hash, incoming.total_bytes) != (header.hash, total_bytes):
         begun[index] = wire.Incoming(total_bytes, header.hash)

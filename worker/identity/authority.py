@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from filelock import FileLock, Timeout
 
 from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.addresses import check_name
 from murmuration.protos.files import read_json
 from murmuration.worker.identity import certificates
 from murmuration.worker.identity.certificates import FOLDER, Identity, IdentityError, Role
@@ -109,7 +110,7 @@ class Authority:
 
     def new_identity(self, role: Role, name: str, valid_s: float = PEER_VALID_S) -> Identity:
         """For a process of this authority's own user, which has the name from now on."""
-        certificates.check_name(name)
+        check_name(name, IdentityError)
         key = certificates.new_key()
         with self._ledger() as ledger:
             ledger["names"][subject(role, name)] = certificates.fingerprint(key.public_key())
@@ -176,7 +177,7 @@ class Authority:
         fingerprint of the key that a member of that name has: another authority may have let it in.
         Raises IdentityError: the token does not let it in, or another key has the name.
         """
-        certificates.check_name(name)
+        check_name(name, IdentityError)
         key = certificates.requested_key(request)
         mark = certificates.fingerprint(key)
         if name.startswith(TRIAL):

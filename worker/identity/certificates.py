@@ -37,7 +37,6 @@ FOLDER = "identity"  # in a worker's or coordinator's folder
 _KEY, _CERTIFICATE, _AUTHORITY = "key.pem", "certificate.pem", "authority.pem"
 _SCHEME = "murmur:"
 _MEMBER = "member.murmuration"
-_MAX_NAME_BYTES = 256
 _SCALAR_BYTES = 32  # of P-256
 _UNUSED = dict.fromkeys((
     "content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "crl_sign",
@@ -221,15 +220,6 @@ def is_encrypted_run(address: str, timeout_s: float = HANDSHAKE_S) -> bool:
         names = shown.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         return _MEMBER in names.get_values_for_type(x509.DNSName)
     return False
-
-
-def check_name(name: str) -> None:
-    """Raises IdentityError: no peer is called that."""
-    if not 0 < len(name.encode(errors="replace")) <= _MAX_NAME_BYTES or not name.isprintable():
-        raise IdentityError(
-            f"{name[:80]!r} is no name of a peer; take 1 to {_MAX_NAME_BYTES} bytes of text "
-            "without line breaks"
-        )
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:

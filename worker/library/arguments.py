@@ -1,6 +1,7 @@
 """The arguments of `Swarm`: checked one by one, and what they and the run agree on."""
 
 import argparse
+import inspect
 import json
 import logging
 import math
@@ -9,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -22,6 +24,7 @@ from murmuration.protos.addresses import split_address
 from murmuration.protos.documents import first_difference
 from murmuration.protos.events import NO_END
 from murmuration.protos.figures import is_utf8
+from murmuration.worker.cli.options import RunFlags
 from murmuration.worker.config import Config, load_config
 from murmuration.worker.errors import ConfigError, ManifestRefused, MurmurError, UsageError
 from murmuration.worker.identity.certificates import Identity
@@ -106,7 +109,7 @@ class LoopLines:
 
 P = ParamSpec("P")
 
-_SETTINGS = {"preset": "diloco.preset", "inner_steps": "diloco.inner_steps", "steps": "run.steps"}
+_SETTINGS = {each.name: key for each in fields(RunFlags) if (key := each.metadata["key"])}
 _OF_TASKS = {
     "task": "a loop of your own brings model and samples",
     "inner": "the optimizer of your loop is your own",
@@ -117,11 +120,6 @@ _OF_RUNS = {
     "evaluate_every": "evaluates by itself, the anchor within `with swarm.anchor()`",
     "track": "has trackers of its own, and `swarm.metrics` for them",
 }
-_OF_SCRIPTS = (
-    *("--join", "--listen", "--advertise", "--name", "--min-peers", "--wait-s", "--out"),
-    *("--serve-metrics", "--web", "--no-relay", "--relay-mbps", "--token", "--insecure"),
-)
-_DEFAULTS = frozenset({"--listen", "--relay-mbps"})  # those of a command hold for `Swarm` too
 _NUMBERS = {"integer": int, "float": float}
 
 
@@ -289,11 +287,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     (['one.example:7700'], 'second', False)
     """
     from murmuration.worker.cli.commands import up  # its options, told once
+    from murmuration.worker.library.swarm import Swarm
 
     told = {each.opts[0]: each for each in up.params if isinstance(each, click.Option)}
+    told["--serve-metrics"] = told["--metrics"]
     group = parser.add_argument_group("swarm")
-    for flag in _OF_SCRIPTS:
-        option = told["--metrics" if flag == "--serve-metrics" else flag]
+    for name, argument in inspect.signature(Swarm.__init__).parameters.items():
+        option = told.get(flag := f"--{name.replace('_', '-')}")
+        if option is None or name in _SETTINGS:
+            continue  # a machine's own are meant
         kind = option.type.name.removesuffix(" range")
         more: dict[str, Any] = {"metavar": option.metavar}
         if option.is_flag:
@@ -302,8 +304,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             more |= {"nargs": "+", "action": "extend"}
         elif kind in _NUMBERS:
             more["type"] = _NUMBERS[kind]
-        if flag in _DEFAULTS:
-            more["default"] = option.default
+        more["default"] = argument.default
         group.add_argument(flag, help=(option.help or "").partition("  [default")[0], **more)
     group.add_argument("--progress", action="store_true", help="Print lines as `murmur up` does.")
 

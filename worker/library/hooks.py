@@ -106,11 +106,17 @@ class UserReplica(Replica):
         return OptimizerSteps(self.optimizers, map(id, self._named.values()), listener).followed()
 
     @property
+    def schedule_free(self) -> list[Optimizer]:
+        """The optimizers whose `eval()` writes other values into the model."""
+        return [each for each in self.optimizers if hasattr(each, "eval")]
+
+    @property
     def is_kept_twice(self) -> bool:
-        """Tells whether an optimizer keeps parameters' values too: its next step writes these."""
+        """Tells whether an optimizer keeps parameters' values too: its next step writes these. One
+        that is schedule-free goes on from the model's."""
         states = [pair for each in self.optimizers for pair in each.state.items()]
         whole = [(p, state) for p, state in states if not is_sharded(p) and bool(p.any())]
-        if not whole:
+        if not whole or self.schedule_free:
             return False
         largest, state = max(whole, key=lambda pair: pair[0].numel())
         kept = (v for key, v in state.items() if isinstance(v, Tensor) and key != "ax")  # ASGD's

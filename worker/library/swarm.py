@@ -98,13 +98,13 @@ class Swarm(StepListener):
             that was a member, by its `out`, tries without end.
         settings: more of the run's TOML, such as `{"diloco.codec": "e3m0"}`.
         out: a folder for `events.jsonl`, and for the peer's key and certificate; None: none.
-        token: that lets this peer into the run; by default the variable MURMUR_TOKEN. A peer with
-            a certificate in `out` needs none.
-        insecure: encrypt nothing, and let anybody join.
         serve_metrics: `HOST:PORT`, or a port of loopback, to serve Prometheus at.
         web: likewise, for the page of the swarm; off loopback it wants `out`, for a token.
         no_relay: raise NotDialled where others cannot dial this peer.
         relay_mbps: at which to relay for peers that nobody can dial; 0: for none.
+        token: that lets this peer into the run; by default the variable MURMUR_TOKEN. A peer with
+            a certificate in `out` needs none.
+        insecure: encrypt nothing, and let anybody join.
         progress: print the lines that `murmur up` prints. Without it joins, deaths, waits and the
             first round are told through `logging`, or on stderr where that is not configured.
 
@@ -137,12 +137,12 @@ class Swarm(StepListener):
         wait_s: float | None = None,
         settings: Mapping[str, object] | None = None,
         out: str | Path | None = None,
-        token: str | None = None,
-        insecure: bool = False,
         serve_metrics: str | int | None = None,
         web: str | int | None = None,
         no_relay: bool = False,
         relay_mbps: float = Addresses.relay_mbps,
+        token: str | None = None,
+        insecure: bool = False,
         progress: bool = False,
     ) -> None:
         if getattr(multiprocessing.current_process(), "_inheriting", False):
@@ -346,8 +346,8 @@ class Swarm(StepListener):
         for each in loop.fragments if exchanges else ():
             if not (early and each.work_steps):  # what is in no round stays as it is
                 each.write(each.state.anchor)
-        for swaps in (e for e in self._replica.optimizers if exchanges and hasattr(e, "eval")):
-            swaps.state.clear()  # schedule-free's eval() would move the model off the anchor
+        for optimizer in self._replica.schedule_free if exchanges else ():
+            optimizer.state.clear()  # its eval() would move the model off the anchor
         if self._site is None and self._replica.frozen_hash != self._frozen:
             self.warn("frozen parameters have changed, and no round has them: make them buffers")
 
@@ -422,8 +422,7 @@ class Swarm(StepListener):
                 self.warn(f"the run is over at step {loop.step}: {text}")
             return
         self._replica.refresh()
-        swaps = any(hasattr(each, "eval") for each in self._replica.optimizers)  # schedule-free
-        if loop.metrics.inner_steps == 1 and not swaps and self._replica.is_kept_twice:
+        if loop.metrics.inner_steps == 1 and self._replica.is_kept_twice:
             self.warn("an optimizer's own weights undo each round: let it go on from parameters")
         versions = [each.state.version for each in loop.fragments]
         if not moves or loop.step < self._meets_at:

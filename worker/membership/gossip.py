@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.addresses import split_relayed
+from murmuration.protos.addresses import check_name, split_relayed
 from murmuration.protos.events import Warnings, new_event
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
@@ -360,7 +360,7 @@ class GossipService:
 
     def _read(self, message: pb.GossipMessage) -> tuple[tuple[Member, ...], list[str]]:
         """As `read_members`; takes out a progress that cannot be. Raises WireError."""
-        wire.check_name(message.sender)
+        check_name(message.sender, wire.WireError)
         if self._revoked is not None:
             if len(message.revocations) > MOST_REVOCATIONS:
                 raise wire.WireError(f"{len(message.revocations)} revocations in one message")

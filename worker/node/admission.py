@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.addresses import caller_host, join_address
+from murmuration.protos.addresses import caller_host, check_name, join_address
 from murmuration.protos.documents import first_difference
 from murmuration.protos.figures import duration, shown
 from murmuration.protos.reach import CHECK_ADDRESS, GIVE_TOKEN, cannot_listen, listening_problem
@@ -353,7 +353,7 @@ class Admission:
         reach it, and it has no token; UsageError: a token for nothing; AddressInUse.
         """
         if self.name is not None:
-            certificates.check_name(self.name)
+            check_name(self.name, IdentityError)
         if self.insecure:
             if self.token is not None:
                 raise errors.UsageError("--insecure and a token: one or the other")

@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import partial
 
 from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.addresses import check_name
 from murmuration.protos.events import Warnings
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
@@ -170,7 +171,7 @@ class StageServer:
             raise wire.WireError(f"a route of {len(route)} stages that this model does not have")
         if header.microbatch >= context.config.microbatches:
             raise wire.WireError("a microbatch more than its origin has in an iteration")
-        wire.check_name(header.origin)
+        check_name(header.origin, wire.WireError)
         origin = stage_call.PeerProcess(header.origin, header.start_ms)
         key = stage_call.StageCallKey(header.iteration, origin, header.microbatch)
         rest = tuple(stage_call.Hop(hop.stage, hop.peer) for hop in header.rest)

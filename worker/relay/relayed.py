@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.addresses import public_address, relayed_address, split_relayed
+from murmuration.protos.addresses import check_name, public_address, relayed_address, split_relayed
 from murmuration.protos.events import Warnings, new_event
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
@@ -89,7 +89,7 @@ class RelayedPeer(Component):
             await stream.send(message(header=pb.RelayHeader(sender=self._gossip.me.peer)))
             opened = (await received(stream, _RESERVE_S)).opened
             at = public_address(opened.address)
-            wire.check_name(at)
+            check_name(at, wire.WireError)
             if {"@", ";"} & {*at} or self._choice.is_of_another(at, asked, opened.peer):
                 named = shown(f"{opened.peer} at {opened.address}")
                 raise wire.WireError(f"it says that it is {named}, which is another")

@@ -124,7 +124,7 @@ def copy_to_host(copies: Iterable[tuple[Tensor, Tensor]]) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
-def staged(values: Tensor, like: Sequence[Tensor]) -> Tensor:
+def pinned(values: Tensor, like: Sequence[Tensor]) -> Tensor:
     """Values on the host (1-D fp32), where copies to the devices of `like` need not be waited for:
     a copy, if need be. Any thread."""
     if not any(each.is_cuda for each in like) or values.is_pinned():
@@ -133,5 +133,5 @@ def staged(values: Tensor, like: Sequence[Tensor]) -> Tensor:
 
 
 def on_device_of(parameter: Tensor, values: Tensor) -> Tensor:
-    """Brings `staged` values to where the parameter is; what is computed there waits for them."""
+    """Brings `pinned` values to where the parameter is; what is computed there waits for them."""
     return values.to(parameter.device, non_blocking=values.is_pinned())

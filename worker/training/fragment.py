@@ -114,7 +114,7 @@ class FragmentReplica(FragmentOptimizer):
         if self._accessor is not None:
             self._accessor.write(self.fragment, self._kept_in(values))
             return
-        for name, value in self.fragment.views(device.staged(values, self._here)).items():
+        for name, value in self.fragment.views(device.pinned(values, self._here)).items():
             self._write_one(name, device.on_device_of(self._parameters[name], value))
 
     def _write_one(self, name: str, value: Tensor) -> None:
@@ -284,7 +284,7 @@ class FragmentReplica(FragmentOptimizer):
 def _prepared(outcome: Callable[[], Outcome], here: Sequence[Tensor]) -> Outcome:
     """Any thread: what it reads is not written any more."""
     after, kept = outcome()
-    return after, tuple(device.staged(each, here) for each in kept)
+    return after, tuple(device.pinned(each, here) for each in kept)
 
 
 def _is_sane(values: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ other does.
 from murmuration.worker.wire.messages import (
     Reduction,
     ReductionHeader,
-    check_name,
     claimed_sender,
     counted_members,
     history_from_message,

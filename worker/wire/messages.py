@@ -12,6 +12,7 @@ from murmuration.algorithms.counted import MOST_PARTS, RECORDED_ROUNDS, CountedR
 from murmuration.algorithms.fragments import Ranges
 from murmuration.protos import documents
 from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.addresses import check_name
 from murmuration.worker.leases.ledger import Block, Holding, LeaseNews, OpenedStream
 from murmuration.worker.membership import MAX_UNREACHABLE, Digest, Health, Member, Phase
 from murmuration.worker.transport import RELAY_METHODS, Method
@@ -21,7 +22,6 @@ from murmuration.worker.wire.tensors import Again, WireError
 T = TypeVar("T", bound=Message)
 
 _MAX_PEERS = 4096
-_MAX_NAME_BYTES = 256
 
 
 def parse(kind: type[T], raw: bytes) -> T:
@@ -94,7 +94,7 @@ def reduction_from_message(header: pb.ReductionHeader) -> ReductionHeader:
         if len(peers) > _MAX_PEERS or len(set(peers)) < len(peers):
             raise WireError(f"{len(peers)} peers in a reduction, or one twice")
         for name in peers:
-            check_name(name)
+            check_name(name, WireError)
     return ReductionHeader(**(plain | groups))
 
 
@@ -133,7 +133,7 @@ def member_from_message(message: pb.Member) -> Member:
     """Raises WireError when names or enums are out of range."""
     waited_for = [message.waited_for] if message.waited_for else []
     for name in (message.peer, message.address, *waited_for, *message.unreachable, *message.idle):
-        check_name(name)
+        check_name(name, WireError)
     if len(message.profile) > documents.PROFILE_BYTES:
         raise WireError(f"peer {message.peer}: a profile of {len(message.profile)} bytes")
     for named, what in ((message.unreachable, "out of its reach"), (message.idle, "idle")):
@@ -152,14 +152,6 @@ def member_from_message(message: pb.Member) -> Member:
         plain["step_s"] = 0.0  # it is no duration
     digests = tuple(Digest(d.version, d.contributors, d.hash) for d in message.digests)
     return Member(digests=digests, **plain)
-
-
-def check_name(name: str) -> None:
-    """Raises WireError: it is no name or address of a peer."""
-    if not 0 < len(name.encode()) <= _MAX_NAME_BYTES:
-        raise WireError(f"a peer with a name or address of {len(name)} characters")
-    if not name.isprintable():
-        raise WireError(f"a peer with the name or address {name[:80]!r}")
 
 
 def counted_members(messages: Sequence[pb.Member]) -> Sequence[pb.Member]:
@@ -228,7 +220,7 @@ def history_from_message(message: pb.History, elements: int, most_peers: int) ->
         raise WireError(f"a history of {len(message.peers)} peers, {len(message.rounds)} rounds")
     names = tuple(message.peers)
     for name in names:
-        check_name(name)
+        check_name(name, WireError)
     history = []
     for each in message.rounds:
         parts: list[Part] = []
@@ -292,7 +284,7 @@ def lease_news_from_message(message: pb.LeaseNews, run: int) -> LeaseNews:
 
 
 def _holding(message: pb.BlockHolding) -> Holding:
-    check_name(message.peer)
+    check_name(message.peer, WireError)
     held, asked = _blocks(message.held), _blocks(message.asked)
     if len(message.streams) > _MOST_OPENED:
         raise WireError(f"{len(message.streams)} streams of one peer; at most {_MOST_OPENED}")

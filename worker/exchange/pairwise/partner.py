@@ -5,7 +5,7 @@ caller                                        callee
     | <----------------------------- PairHeader    |
     | PartHeader, frames: the anchor ------------> |  both ways, ahead of the round
     | PartHeader, frames: the contribution ------> |  both ways, when the round has begun
-    | Staged: everything is here ----------------> |  both ways
+    | Prepared: everything is here --------------> |  both ways
 
 Instead of what is still to come a side may say a Refusal, and then nothing more. The callee ends
 the stream once both have said their last word.
@@ -202,7 +202,7 @@ class PartnerStream:
         await self._until(lambda: round_.complete and not self._drained)
         self._last_said = True
         self._drain(round_)
-        await stream.send(pb.PairMessage(staged=pb.Staged()).SerializeToString())
+        await stream.send(pb.PairMessage(prepared=pb.Prepared()).SerializeToString())
 
     async def _until(self, holds: Callable[[], bool]) -> None:
         """Raises _OvertakenError: that is not to be any more."""
@@ -268,9 +268,9 @@ class PartnerStream:
             self._pairs.admit(self, header)
         for part in rounds.PARTS:
             await self._take(stream, part)
-        await self._next(stream, "staged")
+        await self._next(stream, "prepared")
         round_ = self._in_round
-        round_.partners[self.peer].staged = True
+        round_.partners[self.peer].prepared = True
         round_.came(self.peer, self._pairs.now)
         self._pairs.step(round_)
         await self._next(stream, "end")
@@ -379,7 +379,7 @@ class PartnerStream:
             return
         partner = round_.partners[self.peer]
         given_up = round_.failed and self._last_said
-        all_said = self._last_said and partner.staged and partner.received
+        all_said = self._last_said and partner.prepared and partner.received
         if not (given_up or all_said or partner.declined is not None):
             return
         if self.calls and not self._heard_all:
@@ -394,7 +394,7 @@ class PartnerStream:
         if self.over:
             return
         partner = round_.partners[self.peer] if round_ is not None else None
-        silent = partner is not None and partner.staged and partner.received
+        silent = partner is not None and partner.prepared and partner.received
         if reason is None and silent and not self._drained:
             self._heard_all = True  # this side has still to say so
             return

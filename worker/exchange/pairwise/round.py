@@ -1,15 +1,15 @@
 """One round in a small group: everyone's values to every partner, applied by all or by none.
 
 Between every two peers of the group there is one stream, opened by the one whose name comes first.
-What arrives on it is staged. A peer that holds the values of all its partners says so, and the
-round succeeds for it when all of them have said so too. A stream that breaks is opened again and
-goes on where it was; a peer for which the round has succeeded repeats what it sent.
+A peer that holds the values of all its partners is prepared, and says so. The round is committed by
+it when all of them have said so too. A stream that breaks is opened again and goes on where it was;
+a peer for which the round has succeeded repeats what it sent.
 
 A peer that has said so no longer knows whether the others have applied the round. From then on a
 rumour that a partner is gone ends it only if it stands for as long as this peer is patient. A
 partner that is cut off and trusted is called for twice that long. Else it waits until no partner
-can stage any more: nobody does so at its deadline or later, and a partner's deadline is later than
-this peer's by as much as it came later.
+can prepare any more: nobody does so at its deadline or later, and a partner's deadline is later
+than this peer's by as much as it came later.
 
 What no protocol between two can settle remains: its partner may have heard the last word and have
 applied the round. Then the two are a little further apart, which later rounds make good.
@@ -57,7 +57,7 @@ class Partner:
     """A partner as it is known; times and calls from the beginning of the round, in s."""
 
     parts: dict[int, TheirPart] = field(default_factory=dict)
-    staged: bool = False  # it says that it holds everything
+    prepared: bool = False  # it says that it holds everything
     declined: str | None = None  # why it has given up, if it says so
     met_at: float = math.inf
     heard_at: float = -math.inf
@@ -82,7 +82,7 @@ class PairRound:
     it. Nothing does before the round has begun here, or once it has ended.
 
     A partner that has not come is waited for until `patience_until`, and longer while it is heard
-    of. From `deadline` on nothing is staged; a peer that has not staged by then gives up. Args:
+    of. From `deadline` on nobody prepares; a peer that is not prepared by then gives up. Args:
     group: the peers of the round, this one included; key: (fragment, round); own: by part, what
     this peer gives; the contribution comes when the round begins; laid: when (s) it was laid
     out.
@@ -138,7 +138,7 @@ class PairRound:
 
     @property
     def waiting_for(self) -> tuple[str, ...]:
-        return tuple(sorted(p for p, partner in self.partners.items() if not partner.staged))
+        return tuple(sorted(p for p, partner in self.partners.items() if not partner.prepared))
 
     def waited_s(self, peer: str, now: float) -> float:
         """How long the partner has let this peer wait, beyond what its link may take."""
@@ -204,8 +204,8 @@ class PairRound:
         return True
 
     def declines(self, peer: str, reason: str) -> None:
-        """Gives up, unless that peer has staged: others may have applied the round already."""
-        if not (self.complete and self.partners[peer].staged):
+        """Gives up, unless that peer is prepared: others may have applied the round already."""
+        if not (self.complete and self.partners[peer].prepared):
             self.give_up(f"{peer} declines: {reason}")
 
     def give_up(self, reason: str) -> None:
@@ -223,7 +223,7 @@ class PairRound:
             partner.gone_at = math.inf if self.view.live(peer) else min(partner.gone_at, now)
         if all(partner.received for partner in partners) and not self.complete:
             # Nobody can have applied it yet: one that is gone ends it.
-            gone = any(partner.gone_at < math.inf and not partner.staged for partner in partners)
+            gone = any(partner.gone_at < math.inf and not partner.prepared for partner in partners)
             self.complete = not gone and (now < self.deadline or not partners)
         if self.complete and not self.waiting_for:
             self.succeeded = True
@@ -240,7 +240,7 @@ class PairRound:
         for peer, partner in self.partners.items():
             if peer > self.me and not partner.open:
                 times.append(partner.retry_at)
-            if partner.staged:
+            if partner.prepared:
                 continue
             times.append(partner.gone_at + (self._config.patience_s if self.complete else 0.0))
             times += (self._cut_off_at(peer), self._frozen_at(peer))
@@ -252,11 +252,11 @@ class PairRound:
         """Why the partner is not expected back, if it is not.
 
         One that is cut off is waited for as long as one that has not come; half as long if it is
-        suspected too, so that the peer that waits next does not wait in vain. Once this peer has
-        staged, the partner may have applied the round: then a suspicion alone is not enough.
+        suspected too, so that the peer that waits next does not wait in vain. Once this peer is
+        prepared, the partner may have applied the round: then a suspicion alone is not enough.
         """
         partner, patience_s = self.partners[peer], self._config.patience_s
-        if partner.staged:
+        if partner.prepared:
             return None
         if now >= partner.gone_at + (patience_s if self.complete else 0.0):
             return f"{peer} is gone"
@@ -302,11 +302,11 @@ class PairRound:
                 return f"{peer} has not come to the round in time"
         if now < self._limit():
             return ""
-        reasons = {p.reason for p in self.partners.values() if not p.staged and p.reason}
+        reasons = {p.reason for p in self.partners.values() if not p.prepared and p.reason}
         return "; ".join(["the round's deadline has passed", *sorted(reasons)])
 
     def _limit(self) -> float:
-        """When the round is given up: once staged, when no partner can stage any more."""
+        """When the round is given up: once prepared, when no partner can prepare any more."""
         if not self.complete:
             return self.deadline
         came_at = max(partner.met_at for partner in self.partners.values())

@@ -150,7 +150,7 @@ def test_a_certificate_is_renewed_for_its_own_key_and_name(run, other):
 
 @pytest.mark.parametrize("name", ["", "x" * 257, "a\nb", "\x1b[31m"])
 def test_a_name_must_be_one(run, name):
-    with pytest.raises(IdentityError, match="no name of a peer"):
+    with pytest.raises(IdentityError, match="no name or address of a peer"):
         joined(run, run.create_token(), name)
 
 

@@ -50,7 +50,7 @@ def refusal(make: Callable[[], object]) -> str:
         ({"out": __file__}, "is a file: name a folder"),
         ({"out": f"{__file__}/below"}, "is a file: name a folder"),
         ({"name": ""}, "name='': it must be a text that is not empty"),
-        ({"name": "x" * 300}, "no name of a peer"),
+        ({"name": "x" * 300}, "no name or address of a peer"),
         ({"name": "\udc80"}, "it is not UTF-8, which peers tell names in; rename it"),
         ({"out": Path("\udc80")}, "it is not UTF-8"),
         ({"preset": 5}, "preset=5"),

@@ -70,7 +70,7 @@ class Hasty(PairRound):
 
 
 class Impatient(PairRound):
-    """Gives up as soon as it has staged and is ticked."""
+    """Gives up as soon as it is prepared and is ticked."""
 
     def _hopeless(self, now: float) -> str:
         soon = self.complete and now > self.patience_until - 8.0
@@ -83,7 +83,7 @@ class Impatient(PairRound):
 @pytest.mark.parametrize(
     ("check", "kind", "seed"),
     [
-        ("unstaged", Hasty, 0),
+        ("unprepared", Hasty, 0),
         ("torn", Impatient, 32),
     ],
 )

@@ -83,9 +83,9 @@ def test_ours_and_the_wires_enums_name_the_same_things():
 @pytest.mark.parametrize("name", ["", "x" * 257, "\N{BIRD}" * 65])
 def test_names_are_of_1_to_256_bytes(name):
     for member in (pb.Member(peer=name, address="a"), pb.Member(peer="a", address=name)):
-        with pytest.raises(WireError, match=f"a name or address of {len(name)} characters"):
+        with pytest.raises(WireError, match="no name or address of a peer; take 1 to 256 bytes"):
             wire.member_from_message(member)
-    with pytest.raises(WireError, match=f"a name or address of {len(name)} characters"):
+    with pytest.raises(WireError, match="no name or address of a peer; take 1 to 256 bytes"):
         wire.member_from_message(pb.Member(peer="a", address="a", unreachable=["b", name]))
     longest = "\N{BIRD}" * 64
     assert wire.member_from_message(pb.Member(peer=longest, address="a")).peer == longest
@@ -204,7 +204,7 @@ def message(**changed: object) -> pb.LeaseNews:
     [
         (message(run=6), "another run's"),
         (message(holdings=[]), "0 holdings"),
-        (message(holdings=[pb.BlockHolding(peer="")]), "name or address of 0"),
+        (message(holdings=[pb.BlockHolding(peer="")]), "no name or address of a peer"),
         (message(holdings=[pb.BlockHolding(peer="a", held=[pb.SampleBlock()] * 1025)]), "1025"),
         (message(holdings=[pb.BlockHolding(peer="a", streams=[pb.OpenedStream()] * 65)]), "65 str"),
         (message(ledgers=[pb.StreamLedger(stream=n) for n in range(1025)]), "1025 streams"),

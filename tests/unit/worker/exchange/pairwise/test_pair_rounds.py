@@ -239,7 +239,7 @@ def test_a_header_that_does_not_fit_is_refused(clock, changes, code, reason, cou
     [
         (b"\xff\xff\xff", AGAIN, "not a PairMessage"),
         (b"", INVALID, "begin with its header"),
-        (pb.PairMessage(staged=pb.Staged()).SerializeToString(), INVALID, "begin with its header"),
+        (pb.PairMessage(prepared=pb.Prepared()).SerializeToString(), INVALID, "with its header"),
     ],
 )
 def test_what_is_no_header_is_refused(clock, message, code, reason):

@@ -13,9 +13,9 @@ from tests.protocol.views import view
 
 CONFIG = RoundConfig(patience_s=20.0, slack_s=40.0)
 ROUND_S = 60.0
-# Whoever has staged waits for one that came at the very end of its own time.
+# A peer that is prepared waits for one that came at the very end of its own time.
 LIMIT = ROUND_S + ROUND_S + CONFIG.retry_s
-STAGED, SUCCEEDED, FAILED = "staged", "succeeded", "failed"
+PREPARED, SUCCEEDED, FAILED = "prepared", "succeeded", "failed"
 Course = tuple[str, str, list[tuple[tuple[Any, ...], float]]]
 
 steady = settings(deadline=None, derandomize=True, max_examples=100, database=None)
@@ -34,7 +34,7 @@ def courses(draw: st.DrawFn) -> Course:
 
     doubted, gone = (st.sampled_from([*[""] * none, *group]) for none in (1, 3))
     views = st.builds(seen, doubted, gone)
-    simple = st.sampled_from(["came", "heard", "complete", "complete", "staged", "staged"])
+    simple = st.sampled_from(["came", "heard", "complete", "complete", "prepared", "prepared"])
     event = st.one_of(
         st.just(("tick",)),
         st.tuples(st.just("view"), views),
@@ -64,8 +64,8 @@ def after(round_: PairRound, kind: str, args: tuple[Any, ...], now: float) -> li
             part = TheirPart(wire.Incoming(0, 0), checked=True)
             round_.partners[peer].parts = dict.fromkeys(PARTS, part)
             round_.came(peer, now)
-        case "staged", (peer,):
-            round_.partners[peer].staged = True
+        case "prepared", (peer,):
+            round_.partners[peer].prepared = True
             round_.came(peer, now)
         case "lost", (peer, attempt, reason):
             round_.lost(peer, attempt, reason, now)
@@ -74,9 +74,9 @@ def after(round_: PairRound, kind: str, args: tuple[Any, ...], now: float) -> li
     calls = [(peer, round_.partners[peer].attempt) for peer in round_.decide(now)]
     if had_ended:
         return [*calls]
-    stages = [STAGED] if round_.complete and not was_complete else []
+    prepares = [PREPARED] if round_.complete and not was_complete else []
     ends = [SUCCEEDED] * round_.succeeded + [FAILED] * bool(round_.failed)
-    return [*stages, *calls, *ends]
+    return [*prepares, *calls, *ends]
 
 
 def played(course: Course) -> list[tuple[str, tuple[Any, ...], list[object]]]:
@@ -101,12 +101,12 @@ def test_a_round_ends_once_and_succeeds_only_with_all_values_and_the_word_of_all
     ends = [each for each in outcomes if each in (SUCCEEDED, FAILED)]
     assert len(ends) == 1
     assert outcomes[-1] == ends[0]  # it says nothing more
-    assert outcomes.count(STAGED) <= 1
+    assert outcomes.count(PREPARED) <= 1
     received, said = {me}, {me}
     for kind, args, found in came:
-        if kind in ("complete", "staged"):
+        if kind in ("complete", "prepared"):
             (received if kind == "complete" else said).add(args[0])
-        if STAGED in found:
+        if PREPARED in found:
             assert received == {*group}
         if SUCCEEDED in found:
             assert received == said == {*group}
