@@ -17,7 +17,7 @@ from murmuration.protos.events import printable, text_of
 from murmuration.protos.exit_codes import ExitCode, MurmurError
 from murmuration.protos.figures import shown
 from murmuration.worker.identity.certificates import Identity, is_encrypted_run
-from murmuration.worker.views import PagePlace
+from murmuration.worker.views import ANSWER_S, ASKED_AT_ONCE, PagePlace
 from murmuration.worker.views.history import Look
 from murmuration.worker.views.summary import LIVE, Document, maps_of, name_of
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from murmuration.worker.views.page import PageServer
 
 TIMEOUT_S = 10.0
-_PEER_S = 1.5  # for one peer's answer, once the first has come
-_AT_ONCE = 16
 _MAX_TEXT = 300  # characters that a peer has written
 _TOLD_S = 0.05  # what took less was refused at once
 _OPTIONS = (
@@ -104,7 +102,7 @@ class AskedSwarm:
         self._known = [text_of(each, "address") or "" for each in live]
         own = text_of(first, "peer")
         others = [each for each in live if text_of(each, "peer") != own]
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
+        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
             found = zip(map(name_of, others), pool.map(self._asked, others), strict=True)
             answers = {name: answer for name, answer in found if answer is not None}
         return Look(
@@ -130,11 +128,11 @@ class AskedSwarm:
     def _first(self) -> Document:
         """The status of the first that answers. Raises MurmurError: of the one asked for."""
         try:
-            return self._ask(self._address, _PEER_S if self._known else TIMEOUT_S)
+            return self._ask(self._address, ANSWER_S if self._known else TIMEOUT_S)
         except MurmurError:
             for address in self._known:
                 with suppress(MurmurError):
-                    return self._ask(address, _PEER_S)
+                    return self._ask(address, ANSWER_S)
             raise
 
     def _asked(self, member: Document) -> Document | None:
@@ -143,7 +141,7 @@ class AskedSwarm:
             return None
         for each in alternatives(address):
             with suppress(MurmurError):
-                answer = self._ask(each, _PEER_S)
+                answer = self._ask(each, ANSWER_S)
                 if text_of(answer, "peer") == text_of(member, "peer"):  # it may be another's now
                     return answer
         return None

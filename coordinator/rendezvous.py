@@ -26,7 +26,7 @@ from murmuration.protos.files import print_line
 from murmuration.protos.reach import cannot_listen, listening_problem
 from murmuration.worker.identity import certificates
 from murmuration.worker.identity.authority import TRIAL, Authority, enrol, subject
-from murmuration.worker.identity.certificates import Identity, Role
+from murmuration.worker.identity.certificates import MEMBERS, Identity, Role
 from murmuration.worker.identity.renewal import Renewal
 from murmuration.worker.identity.serving import ServerCertificate
 from murmuration.worker.views import PagePlace
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 30.0  # for a silent worker, before the run counts as over without it
 _TICK_S = 0.25
-_MEMBERS = frozenset({Role.PEER, Role.COORDINATOR})
 _LAST_CALLS_S = 1.0
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.so_reuseport", 0),  # else two coordinators could share a port and half of the calls
@@ -76,7 +75,7 @@ class CoordinatorService(rpc.CoordinatorServicer, rpc.ControlServicer):
     async def Status(  # noqa: N802 (as in the .proto)
         self, request: pb.StatusRequest, context: "ServicerContext"
     ) -> pb.StatusReply:
-        await _check(context, _MEMBERS, await self._revoked())
+        await _check(context, MEMBERS, await self._revoked())
         encrypted = self.certificate is not None
         document = self.registry.status(time.monotonic()) | {"encrypted": encrypted}
         return pb.StatusReply(document=pack(document))
@@ -91,7 +90,7 @@ class CoordinatorService(rpc.CoordinatorServicer, rpc.ControlServicer):
     async def Join(  # noqa: N802 (as in the .proto)
         self, request: pb.JoinRequest, context: "ServicerContext"
     ) -> pb.JoinReply:
-        await _check(context, _MEMBERS, await self._revoked())
+        await _check(context, MEMBERS, await self._revoked())
         if not self.registry.manifest:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "no worker has been here yet")
         return pb.JoinReply(

@@ -21,7 +21,7 @@ MAX_DEPTH = 16
 _FREE_BYTES, _BYTES_PER_BYTE = 64 * 1024, 256
 _FREE_CONTAINERS, _CONTAINERS_PER_BYTE = 1000, 16
 _MOST_ITEMS = 1 << 17  # of one list or map
-_MAX_WINDOW_BYTES = 8 * 1024 * 1024
+MAX_WINDOW_BYTES = 8 * 1024 * 1024  # of any zstd that is read
 _MAX_SHOWN = 60  # characters of a value that differs
 
 
@@ -38,7 +38,7 @@ def unpack(compressed: bytes, max_bytes: int) -> dict[str, Any]:
     not a map with text keys. Args: max_bytes: of the plain document; one of the limits above."""
     most_bytes = min(max_bytes, _FREE_BYTES + _BYTES_PER_BYTE * len(compressed))
     try:  # a bounded reader: the size that the zstd header claims is not believed
-        decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
+        decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
         with decompressor.stream_reader(compressed) as reader:
             plain = reader.read(most_bytes + 1)
     except zstandard.ZstdError as error:

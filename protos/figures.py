@@ -12,7 +12,7 @@ T = TypeVar("T")
 _MOST_DECIMALS = 6
 _MOST_NATS = 100.0  # whose perplexity is still written out
 _MAX_NAME = 40  # characters
-MAX_SHOWN = 80  # likewise, of text from elsewhere
+MAX_SHOWN, MAX_REASON = 80, 200  # likewise, of text from elsewhere
 
 
 def megabytes(count_bytes: float) -> str:

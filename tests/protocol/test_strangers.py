@@ -17,9 +17,9 @@ from murmuration.worker.identity.words import SignedWords
 from murmuration.worker.membership import Member, Phase
 from murmuration.worker.transport import (
     CONTROL_METHODS,
-    DATA_METHODS,
     RELAY_METHODS,
     Caller,
+    Method,
     Refused,
     Unreachable,
 )
@@ -125,7 +125,7 @@ SAY_NOTHING = {
 
 
 def test_of_every_method_it_is_known_whom_it_says_it_is_from():
-    assert {*CONTROL_METHODS, *DATA_METHODS, *RELAY_METHODS} == CLAIMS.keys() | SAY_NOTHING
+    assert {*Method} == CLAIMS.keys() | SAY_NOTHING
     for method, message in CLAIMS.items():
         assert claimed_sender(method, message.SerializeToString()) == "a"
     for method in SAY_NOTHING:

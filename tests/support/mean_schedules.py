@@ -20,11 +20,10 @@ from murmuration.algorithms.robust import NORM_LIMIT, aggregate, norm, norm_fact
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.exchange.round_context import RoundConfig
-from murmuration.worker.exchange.view import ShardKey
+from murmuration.worker.exchange.view import Group, ShardKey
 from murmuration.worker.simulation.means import MeanPeer
 from murmuration.worker.simulation.peer import VALUES, Account
 from murmuration.worker.simulation.scenario import Crash, FaultPlan, Freeze, Partition, Scenario
-from murmuration.worker.simulation.simulated_swarm import Group
 from murmuration.worker.simulation.virtual_loop import running
 from murmuration.worker.training.mailbox import RoundDone, RoundFailed
 from murmuration.worker.transport import Stream

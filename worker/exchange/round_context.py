@@ -14,7 +14,7 @@ from murmuration.algorithms.draws import reducer_orders
 from murmuration.algorithms.plan import Plan
 from murmuration.algorithms.robust import AGGREGATIONS, NORM_LIMIT, Aggregation, Quarantine
 from murmuration.protos.events import Log, new_event
-from murmuration.protos.figures import shown
+from murmuration.protos.figures import MAX_REASON, shown
 from murmuration.worker import wire
 from murmuration.worker.background import Offload
 from murmuration.worker.exchange.measured import Arrivals, Compression
@@ -26,7 +26,6 @@ T = TypeVar("T")
 
 _VALUES = 256 * 1024  # a number on which bits per value are measured: whole blocks of any codec
 
-_MAX_REASON = 200  # characters
 _MOST_KINDS = 256  # of refusals, told apart
 _AT_ONCE = 64 * 1024  # values: a quarter of a millisecond
 
@@ -180,7 +179,7 @@ class Context:
             words = ""  # for all that are too many to tell apart
         equal[words] += 1
         if (times := equal[words]) & (times - 1) == 0:
-            event = new_event("refused", reason=shown(str(error), _MAX_REASON), again=again)
+            event = new_event("refused", reason=shown(str(error), MAX_REASON), again=again)
             self.log({**event, "sender": sender, "round": round_, "times": times})
 
     def left_out(self, peer: str) -> None:

@@ -69,6 +69,9 @@ class Role(StrEnum):
     TOKEN = "token"
 
 
+MEMBERS = frozenset({Role.PEER, Role.COORDINATOR})
+
+
 @dataclass(frozen=True)
 class Identity:
     """A key, its certificate, the authority that it is of (PEM); role and name as certified."""

@@ -9,17 +9,15 @@ from typing import NoReturn
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import Log, Warnings, new_event
-from murmuration.protos.figures import shown
+from murmuration.protos.figures import MAX_REASON, shown
 from murmuration.worker import transport, wire
 from murmuration.worker.background import Offload
 from murmuration.worker.identity import certificates
 from murmuration.worker.identity.authority import MOST, REVOCATION, TRIAL, Authority, enrol
-from murmuration.worker.identity.certificates import Role, Verifier
+from murmuration.worker.identity.certificates import MEMBERS, Role, Verifier
 from murmuration.worker.membership.gossip import MOST_REVOCATIONS
 from murmuration.worker.transport import Caller, Method, Refused, Transport, TransportError
 
-_MAX_REASON = 200  # characters
-_MEMBERS = (Role.PEER, Role.COORDINATOR)
 _RENEW_S = 5.0
 _CHECK_S = 2.0
 _MOST_ASKED = 16  # for a later certificate, at one time
@@ -51,7 +49,7 @@ class Gate:
         enrols = method == Method.ENROL  # a caller that wants to be let in is told there
         if not enrols and self._revoked(caller):
             self._refuse(f"{caller.role} {caller.name} was expelled")
-        if caller.role not in ((Role.TOKEN, Role.PEER) if enrols else _MEMBERS):
+        if caller.role not in ((Role.TOKEN, Role.PEER) if enrols else MEMBERS):
             self._refuse(f"{method} is not for the certificate of a {caller.role}")
         if caller.name.startswith(TRIAL) and method not in (Method.JOIN, *transport.PROBE_METHODS):
             self._refuse(f"{method} is not for a token that is tried: join with it")
@@ -71,7 +69,7 @@ class Gate:
 
     def _refuse(self, problem: str) -> NoReturn:
         self._refused()
-        raise Refused(shown(problem, _MAX_REASON))
+        raise Refused(shown(problem, MAX_REASON))
 
     async def enrol(self, request: bytes, caller: Caller) -> bytes:
         """Raises WireError."""

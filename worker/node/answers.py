@@ -11,12 +11,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 
 from murmuration.protos.events import Warnings
-from murmuration.protos.figures import shown
+from murmuration.protos.figures import MAX_REASON, shown
 from murmuration.worker import transport, wire
 from murmuration.worker.identity.gate import Gate
 from murmuration.worker.transport import Caller, Method, Refused, Stream
 
-_MAX_REASON = 200  # characters
 STREAMS_EACH = 32  # of one caller at once: it may have two connections for a while
 _STREAMS_SHARE = 8  # of one caller, whatever others have
 _STREAMS_PER_PEER = 16  # of all callers together, for each peer of the swarm
@@ -95,10 +94,10 @@ class NodeServer:
             yield
         except wire.WireError as error:
             self._refused("call")
-            raise Refused(shown(str(error), _MAX_REASON)) from error
+            raise Refused(shown(str(error), MAX_REASON)) from error
         except transport.Busy as error:
             self._refused("busy")
-            self._warnings.add(f"refused: {shown(str(error), _MAX_REASON)}")
+            self._warnings.add(f"refused: {shown(str(error), MAX_REASON)}")
             raise
         except (transport.TransportError, TimeoutError):
             raise
@@ -109,7 +108,7 @@ class NodeServer:
     def on_defect(self, where: str, error: Exception) -> None:
         at = traceback.extract_tb(error.__traceback__)[-1]
         text = f"{where}: {type(error).__name__} in {at.name}, line {at.lineno}"
-        self._warnings.add(text, shown(str(error), _MAX_REASON))
+        self._warnings.add(text, shown(str(error), MAX_REASON))
 
 
 class _Served:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from statistics import quantiles
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.figures import shown
+from murmuration.protos.figures import MAX_REASON, shown
 from murmuration.worker import wire
 from murmuration.worker.background import Tasks
 from murmuration.worker.membership import Member
@@ -17,7 +17,6 @@ from murmuration.worker.pipeline.context import StageContext
 from murmuration.worker.pipeline.stage_call import MicrobatchDropped, StageCall, TryElsewhere
 from murmuration.worker.transport import Method, Stream, TransportError, Unreachable
 
-_MAX_REASON = 200  # characters
 _PATIENCE_S = 10.0  # with a replica that is silent and not known to be gone
 # A replica has so long for each stage to come, or so many times the longest of the last calls.
 _LEAST_HOP_S, _USUAL_HOPS, _LATELY = 3.0, 4, 64
@@ -168,7 +167,7 @@ class Forwarder:
                     first = await _message(stream)
                 if first.HasField("failed"):
                     failure = TryElsewhere if first.failed.elsewhere else MicrobatchDropped
-                    raise failure(shown(first.failed.reason, _MAX_REASON))
+                    raise failure(shown(first.failed.reason, MAX_REASON))
                 header = first.gradient
                 if header.total_bytes != len(values):
                     text = f"a gradient of {header.total_bytes} bytes, not {len(values)}"

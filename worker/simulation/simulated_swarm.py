@@ -103,8 +103,6 @@ class Beliefs:
 RUN = 1
 _NEWS_S = 1.0  # the longest that news of a change takes to a peer
 
-Group = tuple[str, ...]
-
 
 class SimulatedSwarm:
     """All that is not inside a peer. Faults are the scenario's if none are given."""

@@ -15,14 +15,13 @@ from murmuration.worker.config import Config
 from murmuration.worker.membership import Member
 from murmuration.worker.pipeline.profile import Profile
 from murmuration.worker.transport import Method, Traffic, Transport, TransportError
+from murmuration.worker.views import ANSWER_S, ASKED_AT_ONCE
 from murmuration.worker.views.summary import relays_of
 
 if TYPE_CHECKING:
     from murmuration.worker.node.node import Node
 
 _PERIOD_S = 0.05
-_PEER_S = 1.5  # for one peer's answer
-_AT_ONCE = 16
 _SAMPLES = 20_000
 _REMEMBERED = 48  # rounds: of a status that is asked for every two seconds
 _MOST_ON_THE_WAY = 4096  # one of each fragment
@@ -243,13 +242,13 @@ async def ask_peers(
     members: Iterable[Member], transport: Transport, only: str = ""
 ) -> dict[str, bytes]:
     """The status of each that answers in time, or one key of it, packed. io thread only."""
-    places = asyncio.Semaphore(_AT_ONCE)
+    places = asyncio.Semaphore(ASKED_AT_ONCE)
     request = pb.StatusRequest(only=only).SerializeToString()
 
     async def ask(at: Member) -> tuple[str, bytes] | None:
         async with places:
             try:
-                raw = await transport.call(at.address, Method.STATUS, request, _PEER_S, at.peer)
+                raw = await transport.call(at.address, Method.STATUS, request, ANSWER_S, at.peer)
                 return at.peer, wire.parse(pb.StatusReply, raw).document
             except (TransportError, wire.WireError):
                 return None

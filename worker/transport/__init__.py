@@ -37,7 +37,6 @@ class Method(StrEnum):
 
 
 CONTROL_METHODS = tuple(each for each in Method if each.startswith("Control/"))
-DATA_METHODS = tuple(each for each in Method if each.startswith("Data/"))
 # Each stream has a connection of its own: what it carries waits for nothing else.
 RELAY_METHODS = tuple(each for each in Method if each.startswith("Relay/"))
 

@@ -11,6 +11,8 @@ static/        the page in a browser; uPlot, which draws its curves, is Leon Sor
 from dataclasses import dataclass
 from pathlib import Path
 
+ANSWER_S, ASKED_AT_ONCE = 1.5, 16  # for the status of one peer, and of how many
+
 
 @dataclass(frozen=True)
 class PagePlace:

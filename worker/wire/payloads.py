@@ -20,12 +20,12 @@ from google.protobuf.message import Message
 
 from murmuration.algorithms.codecs import Codec
 from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.documents import MAX_WINDOW_BYTES
 from murmuration.worker.wire.tensors import Again, WireError, hash64
 
 Kind = type[Message]  # one that has a field `frame`
 
 MAX_FRAME_BYTES = 1024 * 1024
-MAX_WINDOW_BYTES = 8 * 1024 * 1024  # of any zstd that is read
 _MOST_COLUMNS = 8
 
 

@@ -24,9 +24,9 @@ from murmuration.worker.exchange.allreduce.closing import Patience
 from murmuration.worker.exchange.pairwise import round as rounds
 from murmuration.worker.exchange.pairwise.partner import PairValues, PartnerStream
 from murmuration.worker.exchange.pairwise.prefetch import AnchorPrefetch
-from murmuration.worker.exchange.pairwise.round import ANCHOR, CONTRIBUTION, Group, PairRound
+from murmuration.worker.exchange.pairwise.round import ANCHOR, CONTRIBUTION, PairRound
 from murmuration.worker.exchange.round_context import Context, Peers, Results, reason_of
-from murmuration.worker.exchange.view import View, alike
+from murmuration.worker.exchange.view import Group, View, alike
 from murmuration.worker.membership.evidence import STRIKES, Waits
 from murmuration.worker.training.mailbox import Begin, PrefetchedAnchor, RoundDone, RoundFailed
 from murmuration.worker.transport import Stream

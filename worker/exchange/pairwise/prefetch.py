@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from murmuration.algorithms.plan import Plan
-from murmuration.worker.exchange.pairwise.round import ANCHOR, Group, PairRound
+from murmuration.worker.exchange.pairwise.round import ANCHOR, PairRound
 from murmuration.worker.exchange.round_context import RoundConfig
+from murmuration.worker.exchange.view import Group
 
 _QUIET_S = 1.0  # several delays of a long link pass before the first byte
 

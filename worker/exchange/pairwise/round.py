@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 ANCHOR, CONTRIBUTION = PARTS = (0, 1)  # on the wire: PartHeader.part
 
-Group = tuple[str, ...]
-
 
 @dataclass(frozen=True, eq=False)
 class OwnPart:
