@@ -44,7 +44,7 @@ def leave_results(
             report["loss_png"] = str(out / "loss.png")
         except OSError as error:
             problems.append(f"the loss curve could not be written: {error}")
-    report["out"] = str(out / "report.json")
+    report["out"] = str(out / _REPORT)
     as_json = json.dumps(report, indent=1, allow_nan=False) + "\n"
 
     def write(path: Path, content: str) -> None:
@@ -53,7 +53,7 @@ def leave_results(
         except OSError as error:
             problems.append(f"{path} could not be written: {error}")
 
-    for path in filter(None, (out / "report.json", json_path)):  # before what may fail to print
+    for path in filter(None, (out / _REPORT, json_path)):  # before what may fail to print
         write(path, as_json)
     text = io.StringIO()
     print_report(report, Console(file=text, width=_TEXT_WIDTH))

@@ -27,7 +27,7 @@ from murmuration.worker.leases.ledger import LeaseMessage
 from murmuration.worker.library.share import Shares
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.node import supervision
-from murmuration.worker.node.component import NodeConfig
+from murmuration.worker.node.node import NodeConfig
 from murmuration.worker.pipeline.lifecycle import StageLifecycle
 from murmuration.worker.pipeline.part import part_of
 from murmuration.worker.tasks import Batch, Cursor, SharesSamples, Warns

@@ -32,8 +32,7 @@ from murmuration.worker.background import workers
 from murmuration.worker.config import Config, RunConfig
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Phase
-from murmuration.worker.node.component import Environment, NodeConfig
-from murmuration.worker.node.node import Node
+from murmuration.worker.node.node import Environment, Node, NodeConfig
 from murmuration.worker.training.mailbox import (
     Begin,
     IOThread,

@@ -19,8 +19,7 @@ from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.catchup.choices import all_agree
 from murmuration.worker.identity.authority import Authority, Credentials
 from murmuration.worker.identity.certificates import Identity, Role
-from murmuration.worker.node.component import Environment, NodeConfig
-from murmuration.worker.node.node import Node
+from murmuration.worker.node.node import Environment, Node, NodeConfig
 from murmuration.worker.relay.router_port import NoRouterPort, UpnpRouter
 from murmuration.worker.simulation.virtual_loop import Stalled, VirtualLoop, context_of
 from murmuration.worker.status.document import LagMonitor

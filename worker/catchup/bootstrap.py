@@ -24,8 +24,7 @@ from murmuration.worker.membership.gossip import GossipService
 from murmuration.worker.training.mailbox import AllStarted, Published, SkipAhead, Started
 
 if TYPE_CHECKING:
-    from murmuration.worker.node.component import NodeConfig
-    from murmuration.worker.node.node import Node
+    from murmuration.worker.node.node import Node, NodeConfig
 
 _HINT_S = 0.5
 _TELL_S = 2.0  # then it is said for whom the start waits

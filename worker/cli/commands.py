@@ -435,7 +435,7 @@ def _run(
     import torch
 
     from murmuration.worker.daemon import WorkerOptions, run_worker
-    from murmuration.worker.node.component import NodeConfig
+    from murmuration.worker.node.node import NodeConfig
 
     if flags.threads is not None:
         torch.set_num_threads(flags.threads)

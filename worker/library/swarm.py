@@ -41,7 +41,7 @@ from murmuration.worker.library.site import Site, SiteRank, SwarmProgress, agree
 from murmuration.worker.library.steps import StepListener, catch_up, left_behind
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.node.admission import Admission, Newcomer
-from murmuration.worker.node.component import NodeConfig
+from murmuration.worker.node.node import NodeConfig
 from murmuration.worker.node.own_address import Addresses
 from murmuration.worker.training import outer_state
 from murmuration.worker.training.loop import AWAIT_OTHERS_S, Session, TrainingLoop

@@ -6,36 +6,39 @@ What a peer answers stands in the tables of its `NodeServer`. The train thread's
 
 import asyncio
 import os
-import random
 import time
 from collections.abc import Awaitable, Callable, Container, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from random import Random, SystemRandom
 from typing import Any
 
 from murmuration.algorithms.codecs import codec_by_name
 from murmuration.algorithms.fragments import Fragment
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.addresses import public_address, with_port
-from murmuration.protos.events import Warnings, new_event
+from murmuration.protos.events import Log, Warnings, new_event
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
-from murmuration.worker.background import Component
+from murmuration.worker.background import Component, Offload
 from murmuration.worker.catchup import bootstrap, donors, held_states
 from murmuration.worker.config import Config
 from murmuration.worker.errors import NotDialled
 from murmuration.worker.exchange import measured, round_context
 from murmuration.worker.exchange.allreduce.contributor import Contributor
 from murmuration.worker.exchange.allreduce.final_average import FinalAverage
+from murmuration.worker.exchange.allreduce.mean import Residuals
 from murmuration.worker.exchange.allreduce.reducer import Reducer
 from murmuration.worker.exchange.pairwise.pair_rounds import Pairs
 from murmuration.worker.exchange.view import View
 from murmuration.worker.folder import Remembered
+from murmuration.worker.identity.authority import Credentials
 from murmuration.worker.identity.certificates import Identity
 from murmuration.worker.identity.gate import Expulsions, Gate, KeyHolders
 from murmuration.worker.identity.renewal import Renewal
 from murmuration.worker.identity.words import SignedWords
+from murmuration.worker.leases import Ledger
 from murmuration.worker.leases.lease_service import LeaseService
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Digest, Member, MemberLimits, Phase
@@ -43,12 +46,11 @@ from murmuration.worker.membership.first_contact import CoordinatorClient, First
 from murmuration.worker.membership.gossip import GossipService
 from murmuration.worker.membership.swim import MAX_MEMBERS, Membership
 from murmuration.worker.node.answers import NodeServer
-from murmuration.worker.node.component import Environment, NodeConfig
-from murmuration.worker.node.own_address import ROUTER
-from murmuration.worker.pipeline.context import StageContext
+from murmuration.worker.node.own_address import ROUTER, Addresses
+from murmuration.worker.pipeline.context import StageContext, StageCounts
 from murmuration.worker.pipeline.stage_node import StageNode
 from murmuration.worker.relay.relayed import RelayedPeer
-from murmuration.worker.relay.router_port import RouterPort
+from murmuration.worker.relay.router_port import RouterPort, UpnpRouter
 from murmuration.worker.relay.service import RelayService, RelayTable
 from murmuration.worker.relay.tunnels import Tunnels
 from murmuration.worker.status.document import LagMonitor, RoundLog, status_document
@@ -56,6 +58,7 @@ from murmuration.worker.status.locator import FaultLocator, OwnFigures, to_docum
 from murmuration.worker.status.results import ResultExchange
 from murmuration.worker.training import mailbox as mail
 from murmuration.worker.transport import Method, Transport
+from murmuration.worker.views import PagePlace
 
 _MEMBERSHIP_TICK_S = 0.1
 _ROUNDS_TICK_S = 0.05
@@ -65,6 +68,42 @@ _MAX_TEXT = 500  # characters
 _MOST_WARNINGS = 16
 _FORWARD = "forward a port there by hand and say --advertise HOST:PORT, or listen on 0.0.0.0:7700"
 _TOLD = frozenset({"warning", "refused", "round_failed", "member", "adopted"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeConfig(Addresses):
+    """The settings of a node; addresses are HOST:PORT."""
+
+    peer: str
+    joins: tuple[str, ...] = ()  # to try, again and again until the run starts
+    remembered: tuple[str, ...] = ()  # likewise, of a former life: anybody may answer there
+    min_peers: int | None = 1  # to be ready before the start; None leaves that to the others
+    wait_s: float = 120.0  # how long to wait for them
+    proxy: str | None = None  # of HTTP CONNECT
+    coordinator: str | None = None
+    metrics: str | None = None
+    page: PagePlace | None = None
+    stage: int = 0
+    stage_counts: StageCounts = field(default_factory=StageCounts)  # go on where the stage moves
+    # (B, T, D) of the largest microbatch; None where the task does not say.
+    activation_shape: tuple[int, int, int] | None = None
+    ledger: Ledger = field(default_factory=Ledger)  # samples that are used already
+    # What this peer's reductions have left out.
+    residuals: Residuals = field(default_factory=Residuals)
+    # Tells this process from earlier ones of the peer; None for the ms from 1970 to its start.
+    start_ms: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """The process around a node."""
+
+    offload: Offload  # where heavy work runs
+    log: Log
+    clock: Callable[[], float] = time.monotonic  # seconds
+    credentials: Credentials = field(default_factory=Credentials)
+    rng: Random = field(default_factory=SystemRandom)  # draws what others must not know before
+    router: UpnpRouter = field(default_factory=UpnpRouter)  # that the machine is behind
 
 
 class Node:
@@ -188,7 +227,7 @@ class Node:
 
     def _add_membership(self, me: Member, bound: str) -> None:
         config, node, run = self._config, self._node, self._manifest.run
-        rng = random.Random(wire.hash64(f"{me.peer}/{me.start_ms}".encode()))
+        rng = Random(wire.hash64(f"{me.peer}/{me.start_ms}".encode()))
         limits = MemberLimits(
             steps=config.run.steps,
             fragments=len(self.context.elements),

@@ -25,8 +25,7 @@ from murmuration.worker.config import Config
 from murmuration.worker.identity.authority import Credentials
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Member, Phase
-from murmuration.worker.node.component import Environment, NodeConfig
-from murmuration.worker.node.node import Node
+from murmuration.worker.node.node import Environment, Node, NodeConfig
 from murmuration.worker.pipeline.stage_replica import StageReplica
 from murmuration.worker.status.document import ask_peers
 from murmuration.worker.training.mailbox import AllStarted, IOThread, Mailbox, Started

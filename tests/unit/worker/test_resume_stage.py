@@ -9,7 +9,7 @@ from murmuration.worker.config import load_config, task_of
 from murmuration.worker.daemon import Worker, WorkerOptions, run_worker
 from murmuration.worker.errors import CheckpointError
 from murmuration.worker.manifest import Manifest
-from murmuration.worker.node.component import NodeConfig
+from murmuration.worker.node.node import NodeConfig
 from murmuration.worker.pipeline.part import part_of
 from murmuration.worker.training import checkpoint
 from murmuration.worker.training.outer_state import FORMAT
