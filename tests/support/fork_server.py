@@ -217,7 +217,7 @@ def _tell_pid(connection: socket.socket) -> None:
 def _sparing() -> Callable[[], None]:
     """Makes workers of tests share the text of the library, and end their runs with a short sample:
     these two took more than half of the time of a run of 40 steps."""
-    from murmuration.worker.tasks import llama_bytes, text
+    from murmuration.worker.tasks import text
     from murmuration.worker.training import evaluation
 
     load, corpus = text.load_text, text.load_text(text.STDLIB)
@@ -227,7 +227,7 @@ def _sparing() -> Callable[[], None]:
 
     def spare() -> None:
         evaluation._SAMPLE_BYTES = 16
-        llama_bytes.load_text = load_text
+        text.load_text = load_text
 
     return spare
 

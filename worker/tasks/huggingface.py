@@ -114,11 +114,7 @@ class HuggingFace:
         lora: Mapping[str, Any] | None = None,
         sample_prompt: str = "def ",
     ) -> None:
-        for name, size in (("context", context), ("batch_size", batch_size)):
-            if type(size) is not int or size < 1:
-                raise TaskError(f"{name} must be an integer of at least 1, got {size!r}")
-        if not isinstance(text, str | None):
-            raise TextError(f"text must be a path or {texts.STDLIB!r}, got {text!r}")
+        texts.check_sizes(context=context, batch_size=batch_size)
         if text is not None and dataset is not None:
             raise TaskError("text and dataset are both given: leave one of them out")
         self._transformers = texts.library("transformers", "task 'huggingface'", "hf")
@@ -206,11 +202,7 @@ class HuggingFace:
             for _ in range(n_tokens):
                 seen = tokens[:, -self._context :].to(device)
                 logits = model(input_ids=seen, use_cache=False).logits[0, -1].float().cpu()
-                if temperature > 0:
-                    chosen = torch.multinomial((logits / temperature).softmax(0), 1)
-                else:
-                    chosen = logits.argmax(keepdim=True)
-                tokens = torch.cat([tokens, chosen[None]], dim=1)
+                tokens = torch.cat([tokens, texts.next_token(logits, temperature)[None]], dim=1)
         added: list[int] = tokens[0, -n_tokens:].tolist()
         if self._tokenizer is None:
             return bytes(token for token in added if token < 256).decode("utf-8", "replace")

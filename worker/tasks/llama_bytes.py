@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from murmuration.worker.errors import TaskError, TextError
+from murmuration.worker.errors import TaskError
 from murmuration.worker.tasks import llama
+from murmuration.worker.tasks import text as texts
 from murmuration.worker.tasks.llama_config import llama_config
 from murmuration.worker.tasks.task import SPLITS, Batch, Cursor
-from murmuration.worker.tasks.text import STDLIB, Windows, drawn_windows, load_text
 
 
 class LlamaBytes:
@@ -48,7 +48,7 @@ class LlamaBytes:
     @staticmethod
     def local_options(options: Mapping[str, object]) -> tuple[str, ...]:
         """Names those of these options that name files of this machine."""
-        return ("text",) if options.get("text", STDLIB) != STDLIB else ()
+        return ("text",) if options.get("text", texts.STDLIB) != texts.STDLIB else ()
 
     @staticmethod
     def least_bytes(options: Mapping[str, Any], stages: int) -> int:
@@ -68,7 +68,7 @@ class LlamaBytes:
         *,
         seed: int,
         model: str = "tiny",
-        text: str = STDLIB,
+        text: str = texts.STDLIB,
         batch_size: int = 4,
         context_bytes: int | None = None,
         architecture: Mapping[str, object] | None = None,
@@ -79,16 +79,12 @@ class LlamaBytes:
             raise TaskError("task 'llama-bytes' reads bytes: leave vocab_size at 256")
         if context_bytes is not None:
             changes["max_position_embeddings"] = context_bytes
-        if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-            raise TaskError(f"batch_size must be an integer of at least 1, got {batch_size!r}")
-        if not isinstance(text, str):
-            raise TextError(f"text must be a path or {STDLIB!r}, got {text!r}")
+        texts.check_sizes(batch_size=batch_size)
         self.seed, self.sample_prompt = seed, sample_prompt
-        self.config = llama_config(model, **changes)
-        self.batch_size = batch_size
+        self.config, self.batch_size = llama_config(model, **changes), batch_size
         self.tokens_per_sample = self.config.max_position_embeddings
         self.activation_shape = (batch_size, self.tokens_per_sample, self.config.hidden_size)
-        self.corpus = load_text(text, min_bytes=self.config.max_position_embeddings + 1)
+        self.corpus = texts.load_text(text, min_bytes=self.tokens_per_sample + 1)
         self.warnings = self.corpus.warnings
 
     def model(self) -> llama.Llama:
@@ -100,11 +96,13 @@ class LlamaBytes:
         if split not in SPLITS:
             raise ValueError(f"split is 'train' or 'validation', not {split!r}")
         text = self.corpus.train if split == "train" else self.corpus.validation
-        return drawn_windows(text, cursor, self.batch_size, self.config.max_position_embeddings)
+        return texts.drawn_windows(
+            text, cursor, self.batch_size, self.config.max_position_embeddings
+        )
 
     def loader(self) -> DataLoader[tuple[Tensor, Tensor]]:
         """Return a loader of the text's windows, each byte in one of them."""
-        windows = Windows(self.corpus.train, self.config.max_position_embeddings)
+        windows = texts.Windows(self.corpus.train, self.tokens_per_sample)
         return DataLoader(windows, self.batch_size, shuffle=True)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -164,9 +162,8 @@ class LlamaBytes:
         self, model: nn.Module, prompt: str, n_tokens: int, temperature: float, seed: int
     ) -> Iterator[int]:
         assert isinstance(model, llama.Llama)
-        device = next(model.parameters()).device
+        device, context = next(model.parameters()).device, self.tokens_per_sample
         generator = torch.Generator("cpu").manual_seed(seed)
-        context = self.config.max_position_embeddings
         tokens = list(prompt.encode() or b"\n")
         cache = llama.KeyValueCache(self.config, device)
         unread = tokens[-context:]
@@ -175,12 +172,7 @@ class LlamaBytes:
                 cache.length = 0
                 unread = tokens[-max(context // 2, 1) :]
             logits_BTV = model(torch.tensor([unread], dtype=torch.int64, device=device), cache)
-            logits_V = logits_BTV[0, -1].float().cpu()
-            if temperature > 0:
-                probabilities_V = (logits_V / temperature).softmax(dim=-1)
-                token = int(torch.multinomial(probabilities_V, 1, generator=generator))
-            else:
-                token = int(logits_V.argmax())
+            token = int(texts.next_token(logits_BTV[0, -1].float().cpu(), temperature, generator))
             tokens.append(token)
             unread = [token]
             yield token

@@ -133,6 +133,8 @@ def load_text(source: str, *, min_bytes: int = 1) -> Corpus:
     near their start, and links that lead nowhere: `warnings` names them. Args: source: a file, a
     folder, a glob, or "stdlib"; min_bytes: what each part must at least hold. Raises TextError:
     nothing is there, it cannot be read, it is in UTF-16, or a part is too short."""
+    if not isinstance(source, str):
+        raise TextError(f"text must be a path or {STDLIB!r}, got {source!r}")
     path = Path(source).expanduser()
     if source != STDLIB and path.is_file():
         corpus = _load_file(source, path)
@@ -291,6 +293,20 @@ def _held_out(names: Iterable[str]) -> set[str]:
 def _unreadable(source: str, path: Path, error: OSError) -> TextError:
     why = f"cannot read {path}: {error.strerror or error}"
     return _refused(source, f"{why}: make it readable or leave it out")
+
+
+def check_sizes(**sizes: object) -> None:
+    """Raises TaskError: one of these is no integer of at least 1."""
+    for name, size in sizes.items():
+        if type(size) is not int or size < 1:
+            raise TaskError(f"{name} must be an integer of at least 1, got {size!r}")
+
+
+def next_token(logits_V: Tensor, temperature: float, generator: Any = None) -> Tensor:  # noqa: N803
+    """Draw a token, as a tensor of one; temperature 0 takes the likeliest."""
+    if temperature > 0:
+        return torch.multinomial((logits_V / temperature).softmax(0), 1, generator=generator)
+    return logits_V.argmax(keepdim=True)
 
 
 def library(name: str, wanted_by: str, extra: str) -> Any:
