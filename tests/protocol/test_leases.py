@@ -5,7 +5,9 @@ import asyncio
 import pytest
 
 from murmuration.algorithms.plan import Plan
+from murmuration.worker import wire
 from murmuration.worker.leases import SampleStream
+from murmuration.worker.leases.ledger import EPOCH_BLOCKS, Block, Holding, LeaseNews
 from tests.protocol.drawn import Churn, Counts, DrawingSwarm
 from tests.protocol.problem import Problem, steady
 from tests.protocol.virtual_time import run
@@ -78,6 +80,38 @@ async def test_a_member_that_answers_no_lease_is_passed_over():
         for name in "abc":
             told = swarm[name].warnings
             assert sum(text.startswith("d answers no lease") for text in told) == 1
+
+
+FALSE_WORDS = {
+    "more is used of blocks than they have": [({}, {Block(1, n): 10**9 for n in range(20, 125)})],
+    "all epochs are used that can be told": [({1: ((0, 2**63),)},)],
+    "ranges without end": [
+        ({1: tuple((at + n, at + n + 1) for n in range(0, 14_000, 2))},)
+        for at in range(EPOCH_BLOCKS, 9 * EPOCH_BLOCKS, EPOCH_BLOCKS)
+    ],
+    "streams without end": [(dict.fromkeys(range(2, 1026), ((5, 6),)),)],
+    "a block beyond all numbers": [()],
+}
+
+
+@pytest.mark.parametrize("what", FALSE_WORDS)
+async def test_what_a_member_says_falsely_of_samples_stops_nobody(what):
+    stream = SampleStream(id=1, block=8, length=1000)
+    async with DrawingSwarm(steady(10_000), stream, "abcd") as swarm:
+        await swarm.until(lambda: len(swarm.samples["a"]) >= 8, 60)
+        node = swarm["d"].node
+        for at, used in enumerate(FALSE_WORDS[what]):
+            held = () if used else (Block(1, 2**64 - 1),)
+            said = LeaseNews((Holding("d", node.gossip.me.start_ms, 10**6 + at, held),), *used)
+            raw = wire.lease_news_to_message(said, node.gossip.run).SerializeToString()
+            for name, to in ((name, node.gossip.address_of(name)) for name in "abc"):
+                await node.transport.call(to, "Control/Lease", raw, 3.0, name)
+        await swarm.sleep(6)
+        before = [len(swarm.samples[name]) for name in "abc"]
+        await swarm.sleep(30)
+        drawn = [swarm.samples[name][was:] for name, was in zip("abc", before, strict=True)]
+        assert min(map(len, drawn)) >= 0.9 * 4 * 30 / 0.5
+        assert len({sample for each in drawn for sample in each}) == sum(map(len, drawn))
 
 
 async def never(request: bytes) -> bytes:

@@ -32,6 +32,7 @@ from murmuration.worker.cli import main
 from murmuration.worker.exchange.allreduce.closing import DueMean
 from murmuration.worker.exchange.allreduce.contributor import Contributor
 from murmuration.worker.identity import certificates, renewal
+from murmuration.worker.leases.ledger import Block, LeaseNews
 from murmuration.worker.membership import Digest, Phase
 from murmuration.worker.membership.evidence import Reachability
 from murmuration.worker.node.node import Node
@@ -278,6 +279,20 @@ def answers_no_lease(node: Node) -> None:
     node.server.calls["Control/Lease"] = never
 
 
+def lies_of_leases(node: Node) -> None:
+    """It has used more of all blocks than they have, and holds one that no number can follow."""
+    table: Any = node.leases._table
+    honest = table._news
+
+    def news(*given: Any) -> LeaseNews:
+        mine, *others = (said := honest(*given)).holdings
+        mine = replace(mine, held=tuple(Block(each, 2**64 - 1) for each in said.done))
+        used = {Block(each, n): 10**9 for each in said.done for n in range(1000)}
+        return LeaseNews((mine, *others), said.done, used)
+
+    table._news = news
+
+
 # ------------------------------------------------------------------------- what it reduces
 
 
@@ -447,6 +462,7 @@ INSIDERS: dict[str, Change] = {
     "other bytes to each peer": gives_other_bytes,
     "two that ended: w1 is not reached": partial(ends_and_names, other="w1"),
     "answers no lease": answers_no_lease,
+    "lies of what it has leased": lies_of_leases,
     "answers 40,000 false revocations": revokes_falsely,
     "kseed: contributes 1e6 once": contributes_once(1e6),
     "stages: calls of another width": partial(calls_with, shape=(2, 32, 48)),

@@ -18,7 +18,7 @@ and the train thread goes no further than a block beyond: that is all that a cra
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from zlib import crc32
 
@@ -32,6 +32,7 @@ from murmuration.worker.membership.swim import MAX_MEMBERS
 _MOST_TOLD = 64  # streams that others are told of
 _PATIENCE_S = 6.0  # for a peer that does not answer
 _ANSWERS_OWED = 8  # by one that was passed over, before it is waited for
+_MOST_STRANGERS = 16  # that others say hold blocks
 _CHOICES_PER_PEER = 5  # to choose from, of the free blocks that stand first; alone: the first
 
 
@@ -123,7 +124,7 @@ class LeaseTable:
         self._silent_since.pop(peer, None)
         if (owed := self._owed.pop(peer, 0)) > 1:
             self._owed[peer] = owed - 1
-        self._merge(news)
+        self._merge(news, peer)
         if self._announcement is not None and self._announcement.number == number:
             self._announcement.answered.add(peer)
         self._go_on()
@@ -140,7 +141,7 @@ class LeaseTable:
         for block in [block for block in asker.blocks if block in self._asked]:
             if _weight(block, asker.peer) > _weight(block, self._me):
                 del self._asked[block]
-        self._merge(news)
+        self._merge(news, asker.peer)
         wanted = set(asker.blocks)
         against = (each for each in self._live_holdings() if not wanted.isdisjoint(each.blocks))
         known = [each for each in against if each.peer != asker.peer]
@@ -223,15 +224,21 @@ class LeaseTable:
             if opened := self._opened.get(block.stream):
                 opened.begun.discard(block)
 
-    def _merge(self, news: LeaseNews) -> None:
+    def _merge(self, news: LeaseNews, sender: str) -> None:
+        """Each that is asked speaks for itself: what the sender says of it counts for nothing."""
         self.ledger.merge(news.done, news.cursors)
-        for holding in news.holdings:
-            if (known := self._others.get(holding.peer)) is None:
-                newer = len(self._others) < MAX_MEMBERS
+        asked, members = {self._me, *self._awaited()}, self._view.members
+        for told in news.holdings:
+            known, itself = self._others.get(told.peer), told.peer == sender
+            if known is None:
+                strangers = () if itself or told.peer in members else self._others.keys() - members
+                new = len(self._others) < MAX_MEMBERS and len(strangers) < _MOST_STRANGERS
             else:
-                newer = (holding.start_ms, holding.sequence) > (known.start_ms, known.sequence)
-            if holding.peer != self._me and newer:
-                self._others[holding.peer] = holding
+                was = known.start_ms, known.sequence
+                new = itself or (told.start_ms, told.sequence) > was
+            if new and (itself or told.peer not in asked):
+                held, wanted = map(self._near, (told.held, told.asked))
+                self._others[told.peer] = holding = replace(told, held=held, asked=wanted)
                 self._compare(holding)
         for block in list(self._held):
             mine = _weight(block, self._me)
@@ -242,6 +249,10 @@ class LeaseTable:
                 opening = self._opened[block.stream].opening
                 self._post(ledgers.LeaseRevoked(opening, block))
                 self._news_to_tell = True
+
+    def _near(self, blocks: Iterable[Block]) -> tuple[Block, ...]:
+        """Those that there may be by now."""
+        return tuple(each for each in blocks if each.number < self.ledger.horizon(each.stream))
 
     def _compare(self, holding: Holding) -> None:
         """Tells of a peer that has other samples, under the name of a stream here."""
@@ -345,8 +356,9 @@ class LeaseTable:
             del self._asked[block]
             if block not in others and not self.ledger.is_done(block):
                 self._held[block] = None
-                opening, begin = self._opened[block.stream].opening, self.ledger.cursors.get(block)
-                self._post(ledgers.BlockLeased(opening, block, begin or 0))
+                its, begin = self._opened[block.stream], self.ledger.cursors.get(block, 0)
+                begin *= begin < its.stream.size(block)  # else it is not that of a block
+                self._post(ledgers.BlockLeased(its.opening, block, begin))
             else:
                 self._news_to_tell = True
         for stream, total in done.totals.items():
@@ -392,7 +404,7 @@ class LeaseTable:
         self._used_here &= cursors.keys()
         known = {block: cursors[block] for block in cursors if block in self._used_here}
         known |= {block: cursors[block] for block in wanted if block in cursors}
-        return LeaseNews((mine, *others), dict(self.ledger.done), known)
+        return LeaseNews((mine, *others), self.ledger.told({each.id for each in drawn}), known)
 
 
 def _weight(block: Block, peer: str) -> int:

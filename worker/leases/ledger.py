@@ -146,8 +146,11 @@ class Exhausted:
 
 LeaseMessage = BlockLeased | LeaseRevoked | UseKnown | Exhausted
 
-# Far more than honest peers have: what others say must not fill the memory.
-_MOST_STREAMS, _MOST_CURSORS = 1024, 1 << 16
+# Far more than honest peers have: what others say must fill neither memory nor messages. Ranges are
+# those of a stream, and of a message.
+_MOST_STREAMS, _MOST_RANGES, _MOST_CURSORS = 256, 3000, 1 << 12
+# Epochs that are believed, and so many after the latest that is known: numbers would run out.
+_EPOCHS, _EPOCHS_AHEAD = 1 << 24, 64
 
 
 class Ledger:
@@ -164,12 +167,28 @@ class Ledger:
         return at >= 0 and block.number < ranges[at][1]
 
     def finish(self, stream: int, start: int, stop: int) -> None:
+        self.done.setdefault(stream, ())  # whatever others have said of how many
         self.merge({stream: ((start, stop),)}, {})
+
+    def horizon(self, stream: int) -> int:
+        """The number from which on nothing is believed: no honest peer is there."""
+        last = self.done[stream][-1][1] if self.done.get(stream) else 0
+        return EPOCH_BLOCKS * max(_EPOCHS, last // EPOCH_BLOCKS + _EPOCHS_AHEAD)
+
+    def told(self, first: Collection[int]) -> dict[int, Ranges]:
+        """As much of what is used as one message takes, that of these streams before others."""
+        found, left = dict[int, Ranges](), _MOST_RANGES
+        for stream in sorted(self.done, key=lambda each: each not in first):
+            found[stream] = self.done[stream][:left]
+            left -= len(found[stream])
+        return found
 
     def merge(self, done: Mapping[int, Ranges], cursors: Mapping[Block, int]) -> None:
         for stream, ranges in done.items():
             if stream in self.done or len(self.done) < _MOST_STREAMS:
-                self.done[stream] = union(self.done.get(stream, ()), ranges)
+                end = self.horizon(stream)
+                near = [(start, min(stop, end)) for start, stop in ranges if start < end]
+                self.done[stream] = union(self.done.get(stream, ()), near)[:_MOST_RANGES]
         for block, used in cursors.items():
             if used > self.cursors.get(block, 0) and len(self.cursors) < _MOST_CURSORS:
                 self.cursors[block] = used
