@@ -3,12 +3,14 @@ another shape or late, and what each measures of its links: each harms its own c
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from murmuration.algorithms.plan import PRESETS
 from murmuration.worker.node.node import Node
 from murmuration.worker.pipeline.profile import Profile
+from murmuration.worker.pipeline.stage_call import StageReply
 from murmuration.worker.training.mailbox import JobKind
 from tests.protocol.stage_swarm import (
     BATCH,
@@ -19,7 +21,7 @@ from tests.protocol.stage_swarm import (
     process_of,
     three_stages,
 )
-from tests.support.liar import calls_with, holds_microbatches, late_in_stages
+from tests.support.liar import _forwards, calls_with, holds_microbatches, late_in_stages
 
 ITERATION = 3
 SLOW = three_stages(4, forward_s={"0a": 0.6})  # it holds iterations up
@@ -66,9 +68,7 @@ async def test_what_an_earlier_incarnation_has_reported_stays():
 
 
 @pytest.mark.parametrize(
-    ("after_s", "counted"),
-    [(0.1, []), (1.0, [0, 1])],
-    ids=["forward", "all counted"],
+    ("after_s", "counted"), [(0.1, []), (1.0, [0, 1])], ids=["forward", "all counted"]
 )
 async def test_what_an_earlier_incarnation_had_under_way_is_dropped_once(after_s, counted):
     """Its microbatches are between the stages, or between them and it; they find the new one."""
@@ -150,6 +150,19 @@ async def test_calls_of_another_shape_end_alone(liar, name, known):
         reasons = {event["reason"] for event in swarm[liar].of_kind("rerouted")}
         assert all("activations of" in str(each) for each in reasons), reasons
         swarm.assert_counted_once()
+
+
+@pytest.mark.parametrize("path", [(), ("x" * 3_000_000,)])
+async def test_a_false_path_costs_a_few_iterations_of_a_stage_and_names_no_other(path):
+    async def call(honest: Any, *args: Any) -> StageReply:
+        return replace(await honest(*args), path=path)
+
+    async with StageSwarm(three_stages(100), {0: 2, 1: 2, 2: 1}, at=3) as swarm:
+        _forwards(swarm["1b"].node, call)
+        await swarm.reached(40, limit_s=200)
+        assert sum(told.discarded for told in swarm["2a"].replica.iterations) <= 8
+        told = [text for peer in swarm.alive if peer.name != "1b" for text in peer.warnings]
+        assert all("1b" in text for text in told), told
 
 
 def takes_no_microbatches(node: Node) -> None:

@@ -4,12 +4,21 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 
 import grpc
 
 from murmuration.algorithms.codecs import codec_by_name
 from murmuration.protos import murmuration_pb2 as pb
-from tests.support.attacker import AT_THE_HANDSHAKE, Attack, Target, expect, refusal_of, repeated
+from tests.support.attacker import (
+    AT_THE_HANDSHAKE,
+    Attack,
+    Target,
+    expect,
+    now_ms,
+    refusal_of,
+    repeated,
+)
 from tests.support.workers import settings_of
 
 # A batch of 2 samples of 32 bytes, 32 wide, as `SMALL` has it; eight of them have a place.
@@ -45,13 +54,18 @@ def unlike_microbatch(target: Target, shape: tuple[int, int, int], problem: str)
 
 
 @contextmanager
-def held_microbatches(target: Target) -> Iterator[Callable[[], str]]:
-    """As large as those of others, of origins of their own, and none of them is ever sent."""
-    open_: list[grpc.Call] = []
+def held_microbatches(target: Target, *, forged: bool = False) -> Iterator[Callable[[], str]]:
+    """As large as those of others, of origins of their own, and none of them is ever sent. Args:
+    forged: of an honest origin, and of a later process of it each time."""
+    open_, starts = list[grpc.Call](), count(now_ms())
 
     def once() -> str:
+        if forged and open_:
+            open_.pop(0).cancel()
         while len(open_) < _STREAMS:
-            begun = header(target, f"m{len(open_)}", BATCH)
+            origin = target.swarm.names[1] if forged else f"m{len(open_)}"
+            begun = header(target, origin, BATCH)
+            begun.header.start_ms = next(starts)
             stream = target.stranger.stream("Data/StageCall", [begun])
             open_.append(stream)  # type: ignore[arg-type]  # its stubs know an iterator only
         ended = [stream for stream in open_ if not stream.is_active()]  # type: ignore[attr-defined]  # not in its stubs
@@ -92,5 +106,6 @@ ON_STAGES: dict[str, Attack] = {
         partial(unlike_microbatch, shape=(2, 32, 48), problem="of width 48")
     ),
     "microbatches that do not come": held_microbatches,
+    "microbatches of another's next process": partial(held_microbatches, forged=True),
     "the end of another's iteration": repeated(forged_iteration),
 }

@@ -3,8 +3,9 @@
 A peer whose answer got lost has counted a microbatch that another replica was then asked for. So
 each origin reports at the end which microbatches came back by way of which peers. A stage that has
 counted others discards its whole iteration, and says so. It answers a report when its sum is
-complete: until then what it has counted may die with it. An origin whose reports lack what it has
-sent, again and again, is left out for a while. What was never counted here discards nothing.
+complete: until then what it has counted may die with it. Where reports lack what one peer hands on
+of an origin, again and again, one of the two has left it out: that way is refused for a while. What
+was never counted here discards nothing.
 
 An origin that is gone reports nothing, nor does one that has started again for its earlier
 process. Their microbatches are lost, but a gradient that another stage has counted stays in its
@@ -41,6 +42,7 @@ _REPORT_S = 2.0
 _AGAIN_S = 0.25
 
 _Share = tuple[int, PeerProcess]  # an iteration, and the origin whose microbatches are meant
+Way = tuple[str, str]  # an origin, and the peer that handed its microbatches on
 # Microbatches whose origin is gone: those that it had sent here itself, and those in this sum.
 _Orphans = tuple[frozenset[int], frozenset[int]]
 
@@ -54,11 +56,12 @@ class IterationTracker:
         self.ended, self.given_up = 0, set[str]()
         self._seen_at = list[float]()  # this iteration, and its first report
         self._first_s = deque[float](maxlen=_LATELY)  # from the one to the other
-        self._awaited, self._late, self._unlike = set[str](), Counter[str](), Counter[str]()
+        self._awaited, self._late, self._unlike = set[str](), Counter[str](), Counter[Way]()
+        self._doubted = Counter[str]()  # in whose name an unconfirmed process was heard of of late
         # A late iteration, or one whose report does not fit, counts 4, and each that begins takes
         # 1 away.
         self._most_late = 3 * (2 + -(-_STRIKES * stages // microbatches))
-        self._mine = defaultdict[_Share, set[int]](set)
+        self._mine = defaultdict[_Share, dict[int, str]](dict)  # and who handed it on
         self._began = defaultdict[_Share, set[int]](set)
         self._reported: dict[_Share, frozenset[int]] = {}
         self._orphans: dict[_Share, _Orphans] = {}
@@ -73,6 +76,7 @@ class IterationTracker:
         self._seen_at, self._awaited = [], set()
         self._late -= Counter([*self._late])  # a late iteration is made up for by three others
         self._unlike -= Counter([*self._unlike])
+        self._doubted -= Counter([*self._doubted])
         for shares in (self._mine, self._began):
             for key in [key for key in shares if key[0] < iteration]:
                 del shares[key]
@@ -91,9 +95,9 @@ class IterationTracker:
         return 0 < self.iteration < iteration - _MOST_AHEAD
 
     @property
-    def left_out(self) -> set[str]:
-        """Origins that have not reported what was counted here, again and again."""
-        return {peer for peer, times in self._unlike.items() if times > _MOST_UNLIKE}
+    def left_out(self) -> set[Way]:
+        """The ways by which was counted here, again and again, what was not reported."""
+        return {way for way, times in self._unlike.items() if times > _MOST_UNLIKE}
 
     @property
     def orphaned(self) -> int:
@@ -116,17 +120,18 @@ class IterationTracker:
         self._began[key.iteration, key.origin].add(key.microbatch)
         self.heard(key.iteration, key.origin)
 
-    def counted(self, key: StageCallKey) -> bool:
-        """A gradient is in this stage's sum, or may be soon. Returns whether that is new."""
+    def counted(self, key: StageCallKey, by: str = "") -> bool:
+        """A gradient is in this stage's sum, or may be soon. Returns whether that is new. Args: by:
+        the peer that handed it on; none: its origin."""
         self.heard(key.iteration, key.origin)
         mine = self._mine[key.iteration, key.origin]
         new = key.microbatch not in mine
-        mine.add(key.microbatch)
+        mine.setdefault(key.microbatch, by or key.origin.peer)
         return new
 
     def failed(self, key: StageCallKey) -> None:
         """The gradient is not in the sum, and will not be."""
-        self._mine.get((key.iteration, key.origin), set()).discard(key.microbatch)
+        self._mine.get((key.iteration, key.origin), {}).pop(key.microbatch, None)
 
     def reported(self, iteration: int, origin: PeerProcess, counted: Iterable[int]) -> None:
         """An origin reports at the end of an iteration, maybe one that was thought to be gone."""
@@ -144,7 +149,7 @@ class IterationTracker:
         """Tells whether every origin that is still there has finished the iteration. `origins` are
         all replicas of stage 0, gone or not; others, and earlier processes, count as gone."""
         self._seen_at = self._seen_at or [now]
-        someone, unlike = False, set[str]()
+        someone, unlike = False, set[Way]()
         gone: list[_Share] = []
         awaited: list[_Share] = []
         newest = (self._newest(member, now) for member in origins)
@@ -152,7 +157,7 @@ class IterationTracker:
         known = {origin for at, origin in (*self._began, *self._mine) if at == self.iteration}
         for origin in (*members, *sorted(known - members.keys())):
             key, member = (self.iteration, origin), members.get(origin)
-            mine, reported = self._mine.get(key, set()), self._reported.get(key)
+            mine, reported = self._mine.get(key, {}), self._reported.get(key)
             if reported is not None:
                 self.given_up.discard(origin.peer)
             elif member is not None and self._has_gone_on(member, bool(mine), now):
@@ -164,16 +169,15 @@ class IterationTracker:
                 gone.append(key)
                 continue
             someone = True
-            if mine - reported:
-                unlike.add(origin.peer)
+            unlike |= {(origin.peer, mine[each]) for each in mine.keys() - reported}
         here = {origin.peer for at, origin in self._reported if at == self.iteration}
         if not someone or self._waits({origin.peer for _, origin in awaited}, here, now):
             return None
         self.ended, discard = self.iteration, bool(unlike)
-        for peer in unlike:
-            self._unlike[peer] += 4
-            if self._unlike[peer] > _MOST_UNLIKE:
-                self._unlike[peer] = _LEFT_OUT
+        for way in unlike:
+            self._unlike[way] += 4
+            if self._unlike[way] > _MOST_UNLIKE:
+                self._unlike[way] = _LEFT_OUT
         for key in (*gone, *awaited):
             began, summed = (frozenset(of.get(key, ())) for of in (self._began, self._mine))
             if began or summed:
@@ -199,8 +203,10 @@ class IterationTracker:
         since, confirmed = self._unconfirmed_since, PeerProcess.of(member)
         ahead = [o for o in self._heard if o.peer == member.peer and o > confirmed]
         for origin in ahead:
-            if now - since.setdefault(origin, now) >= _PATIENCE_S:
-                del self._heard[origin], since[origin]
+            if self._doubted[member.peer] or now - since.setdefault(origin, now) >= _PATIENCE_S:
+                self._doubted[member.peer] = self._doubted[member.peer] or _LEFT_OUT
+                del self._heard[origin]
+                since.pop(origin, None)
         latest = max((o for o in ahead if o in self._heard), default=confirmed)
         if latest == confirmed:
             return member

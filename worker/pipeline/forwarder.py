@@ -8,6 +8,7 @@ from dataclasses import replace
 from statistics import quantiles
 
 from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos.addresses import check_name
 from murmuration.protos.figures import MAX_REASON, shown
 from murmuration.worker import wire
 from murmuration.worker.background import Tasks
@@ -174,6 +175,8 @@ class Forwarder:
                     raise wire.WireError(text)
                 if len(header.path) >= context.config.count:
                     raise wire.WireError(f"a gradient by way of {len(header.path)} peers")
+                for name in header.path:
+                    check_name(name, wire.WireError)
                 incoming = wire.Incoming(header.total_bytes, header.hash)
                 while not incoming.complete:
                     incoming.add((await _message(stream)).frame)

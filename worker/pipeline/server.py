@@ -171,7 +171,8 @@ class StageServer:
             raise wire.WireError(f"a route of {len(route)} stages that this model does not have")
         if header.microbatch >= context.config.microbatches:
             raise wire.WireError("a microbatch more than its origin has in an iteration")
-        check_name(header.origin, wire.WireError)
+        for name in (header.origin, *(hop.peer for hop in header.rest)):
+            check_name(name, wire.WireError)
         origin = stage_call.PeerProcess(header.origin, header.start_ms)
         key = stage_call.StageCallKey(header.iteration, origin, header.microbatch)
         rest = tuple(stage_call.Hop(hop.stage, hop.peer) for hop in header.rest)
@@ -244,8 +245,8 @@ class StageServer:
         if call.stage == 0 and origin != context.process:
             raise stage_call.MicrobatchDropped(f"its origin {origin.peer} has started again")
         tracker, iteration = self._tracker, call.key.iteration
-        if call.stage > 0 and origin.peer in tracker.left_out:
-            raise TryElsewhere(f"{origin.peer} does not report what it sends")
+        if call.stage > 0 and (origin.peer, call.sender) in tracker.left_out:
+            raise TryElsewhere(f"{origin.peer} does not report what {call.sender} sends of it")
         while tracker.iteration < iteration and not tracker.is_far(iteration):
             await self._turned.wait()
         if tracker.is_far(iteration):
@@ -266,7 +267,7 @@ class StageServer:
         forward = await compute(JobKind.FORWARD, key.iteration, key.number, shape, values)
         reply = await self._forwarder.send(call, forward.values)
         # From here on the train thread may have counted it, before its answer is back.
-        new = self._tracker.counted(key)
+        new = self._tracker.counted(key, call.sender)
         try:
             given = (key.iteration, key.number, shape, values, reply.gradient)
             backward = await compute(JobKind.BACKWARD, *given)

@@ -162,9 +162,11 @@ class StageNode:
         for peer in sorted(self.tracker.given_up - before):
             text = f"{peer} does not end its iterations in time: none waits for it until it does"
             context.event("warning", text=text)
-        for peer in sorted(self.tracker.left_out - left_out):
-            text = f"{peer} does not report what it sends: it is left out for a while"
-            context.event("warning", text=text)
+        for origin, by in sorted(self.tracker.left_out - left_out):
+            does = f"{origin} does not report what it sends"
+            if by != origin:
+                does = f"what {by} hands on of {origin} is not reported, by one of the two"
+            context.event("warning", text=f"{does}: it is refused for a while")
         if over:
             self.server.over(over.iteration)
             if over.discard:

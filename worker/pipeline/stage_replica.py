@@ -210,8 +210,9 @@ class StageReplica(InnerReplica):
                     return self._encode(of_input), work.shape
                 with self._adding(work.microbatch):
                     torch.autograd.backward([output], [gradient])
-                assert hidden.grad is not None, "a stage adds to what enters it"
-                return self._encode(hidden.grad), work.shape
+                    assert hidden.grad is not None, "a stage adds to what enters it"
+                    returned = self._encode(hidden.grad)
+                return returned, work.shape
             case mail.JobKind.LEAVE:
                 self._leave(work)
                 return mail.NO_VALUES, work.shape

@@ -113,9 +113,7 @@ async def test_routes_found_before_end_when_a_peer_has_moved():
     await peer.planner.close()
 
 
-async def test_a_search_that_fails_is_told_once_and_drawn_routes_go_on(
-    monkeypatch,
-):
+async def test_a_search_that_fails_is_told_once_and_drawn_routes_go_on(monkeypatch):
     def broken(*_: object, **__: object) -> None:
         raise ValueError("no such luck")
 
