@@ -5,7 +5,8 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -59,23 +60,24 @@ class CoordinatorService(rpc.CoordinatorServicer, rpc.ControlServicer):
         self.registry = registry
         self.authority: Authority | None = None
         self._known, self._warnings = list[pb.Revocation](), Warnings(log)
+        self._enrolling = defaultdict[object, asyncio.Semaphore](lambda: asyncio.Semaphore(2))
         self.certificate: ServerCertificate | None = None  # that the server shows
 
     async def Introduce(  # noqa: N802 (as in the .proto)
         self, request: pb.IntroduceRequest, context: "ServicerContext"
     ) -> pb.IntroduceReply:
-        revoked = await self._revoked()
-        _, name, key = await _check(context, {Role.PEER}, revoked, claimed=request.member.peer)
+        claimed = request.member.peer
+        _, name, key = await _check(context, {Role.PEER}, self._revoked, claimed=claimed)
         reply = self.registry.introduce(request, time.monotonic())
         if name and not reply.refusal:
             self.registry.keys[name] = key
-        reply.revocations.extend(revoked)
+        reply.revocations.extend(self._known)
         return reply
 
     async def Status(  # noqa: N802 (as in the .proto)
         self, request: pb.StatusRequest, context: "ServicerContext"
     ) -> pb.StatusReply:
-        await _check(context, MEMBERS, await self._revoked())
+        await _check(context, MEMBERS, self._revoked)
         encrypted = self.certificate is not None
         document = self.registry.status(time.monotonic()) | {"encrypted": encrypted}
         return pb.StatusReply(document=pack(document))
@@ -84,13 +86,14 @@ class CoordinatorService(rpc.CoordinatorServicer, rpc.ControlServicer):
         self, request: pb.EnrolRequest, context: "ServicerContext"
     ) -> pb.EnrolReply:
         role, name, _ = await _check(context, {Role.TOKEN, Role.PEER})
-        holder = self.registry.keys.get(request.name)
-        return await asyncio.to_thread(enrol, self.authority, request, role, name, holder=holder)
+        holder, who = self.registry.keys.get(request.name), (role, name)
+        async with self._enrolling[who]:  # else one takes the threads of all
+            return await asyncio.to_thread(enrol, self.authority, request, *who, holder=holder)
 
     async def Join(  # noqa: N802 (as in the .proto)
         self, request: pb.JoinRequest, context: "ServicerContext"
     ) -> pb.JoinReply:
-        await _check(context, MEMBERS, await self._revoked())
+        await _check(context, MEMBERS, self._revoked)
         if not self.registry.manifest:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "no worker has been here yet")
         return pb.JoinReply(
@@ -113,7 +116,7 @@ class CoordinatorService(rpc.CoordinatorServicer, rpc.ControlServicer):
 async def _check(
     context: "ServicerContext",
     roles: Collection[Role],
-    revoked: Collection[pb.Revocation] = (),
+    revoked: Callable[[], Awaitable[Collection[pb.Revocation]]] | None = None,
     *,
     claimed: str | None = None,
 ) -> tuple[str, str, str]:
@@ -130,7 +133,7 @@ async def _check(
         problem = f"the certificate of {role} {printable(name)} is not for this call"
     elif claimed is not None and name.startswith(TRIAL):
         problem = "a token that is tried lets nobody in: join with it"
-    elif subject(Role(role), name) in {each.subject for each in revoked}:
+    elif revoked and subject(Role(role), name) in {each.subject for each in await revoked()}:
         problem = f"{role} {printable(name)} was expelled"
     if problem:
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
@@ -207,10 +210,11 @@ class CoordinatorRun:
         try:
             while True:
                 now, expect = time.monotonic(), self._expect
-                for name, known in self.registry.members.items():
-                    if self._told.get(name) != (health := known.health(now)):
-                        self._told[name] = health
-                        line = f"{name} at {known.member.address} is {health}"
+                members, told = self.registry.members, self._told
+                self._told = {name: known.health(now) for name, known in members.items()}
+                for name, health in self._told.items():
+                    if told.get(name) != health:
+                        line = f"{name} at {members[name].member.address} is {health}"
                         self._say(new_event("member", peer=name, health=health), line)
                 over = expect is not None and self.registry.all_over(expect, now, PATIENCE_S)
                 if over or self._stop.is_set():

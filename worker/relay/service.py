@@ -16,6 +16,7 @@ from murmuration.worker.transport import Method, Refused, Stream
 
 _UNKNOWN_S = 10.0  # that a peer may have a place before it is a member: it joins through it
 _UNACCEPTED, _UNACCEPTED_EACH = 16, 4  # dials to one peer that it has not accepted yet, by one
+_TUNNELS_EACH = 8  # from one peer to another: two connections, and those before
 _ACTIVE_S = 1.0  # that a peer has its share of the rate after it has sent something
 RATE_MBPS, PLACES = 100.0, 32
 _BURST_S = 0.25  # of the rate: what goes at once after a pause
@@ -68,7 +69,10 @@ class RelayTable:
             raise Refused("it relays between members only")
         if to not in self._places:
             raise Refused("that peer is not reached through it")
-        waiting = [each for each in self._dials.values() if each.to == to and not each.accepted]
+        there = [each for each in self._dials.values() if each.to == to]
+        if sum(each.by == by for each in there) >= _TUNNELS_EACH:  # it has room for 64 of all
+            raise Refused(f"{_TUNNELS_EACH} tunnels lead from one peer to that one already")
+        waiting = [each for each in there if not each.accepted]
         own = sum(each.by == by for each in waiting)
         if len(waiting) >= _UNACCEPTED or own >= _UNACCEPTED_EACH:
             raise Refused(f"{len(waiting)} dials wait for that peer")

@@ -9,12 +9,13 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from unittest.mock import Mock
 
 import grpc
 import pytest
 from click.testing import CliRunner
 
-from murmuration.coordinator import cli
+from murmuration.coordinator import cli, rendezvous
 from murmuration.coordinator.asking import ask
 from murmuration.coordinator.processes import ReservedPorts
 from murmuration.coordinator.registry import Registry
@@ -83,7 +84,7 @@ def enrolled(somebody: Stranger, name: str, certificate: bytes = b"") -> pb.Enro
     return somebody.call("Control/Enrol", asked, pb.EnrolReply)
 
 
-async def test_a_member_spends_nobodys_token_and_takes_nobodys_name(tmp_path):
+async def test_a_member_spends_nobodys_token_and_takes_nobodys_name(tmp_path, monkeypatch):
     """It is let in by one that holds the run's key too; the coordinator's ledger does not know."""
     run = Authority.make(tmp_path / "run")
     token = run.create_token(uses=5)
@@ -100,6 +101,10 @@ async def test_a_member_spends_nobodys_token_and_takes_nobodys_name(tmp_path):
             member.call(INTRODUCE, request("w1"), pb.IntroduceReply)
         with calling(address, token.identity) as newcomer:
             refused.append(enrolled(newcomer, "w1"))
+            with monkeypatch.context() as within:
+                within.setattr(run, "revocations", lambda: pytest.fail("it is read for a token"))
+                with pytest.raises(grpc.RpcError, match="not for this call"):
+                    newcomer.call("Control/Status", b"", pb.StatusReply)
             assert not enrolled(newcomer, "w2").refusal
         gone = run.new_identity(Role.PEER, "gone")
         run.expel("gone")
@@ -122,6 +127,23 @@ async def test_a_member_spends_nobodys_token_and_takes_nobodys_name(tmp_path):
     assert "renewed for the key that it has" in other_key
     assert "another key has the name 'w1'" in name
     assert run.tokens()[0].admitted == ("w2",)
+
+
+async def test_one_caller_enrols_twice_at_once(monkeypatch):
+    under_way, most, both = list[int](), list[int](), threading.Barrier(2)
+
+    def enrol(*_: object, **__: object) -> pb.EnrolReply:
+        under_way.append(0)
+        most.append(len(under_way))
+        both.wait(60)
+        under_way.pop()
+        return pb.EnrolReply()
+
+    monkeypatch.setattr(rendezvous, "enrol", enrol)
+    service, context = CoordinatorService(Registry()), Mock(auth_context=dict)
+    asked = (service.Enrol(pb.EnrolRequest(), context) for _ in range(6))
+    assert await asyncio.gather(*asked) == [pb.EnrolReply()] * 6
+    assert max(most) == 2
 
 
 async def test_started_again_it_learns_the_swarm_back():

@@ -59,6 +59,16 @@ def test_dials_that_nobody_accepts_are_limited():
         relay.dial("x3", "r", known=True)
 
 
+def test_one_that_dials_again_and_again_leaves_room_for_others():
+    """The other end takes 64, and would name this relay for more."""
+    relay = table()
+    for _ in range(8):
+        relay.accept(relay.dial("x", "r", known=True), "r")
+    with pytest.raises(Refused, match="8 tunnels lead from one peer"):
+        relay.dial("x", "r", known=True)
+    relay.dial("y", "r", known=True)
+
+
 def test_bytes_are_counted_for_the_peer_and_wait_for_the_rate():
     relay = table(rate_mbps=8.0)  # a megabyte a second
     number = relay.dial("x", "r", known=True)
