@@ -44,7 +44,7 @@ def read_ordinary(path: Path, most_bytes: int = -1) -> bytes:
         return file.read(most_bytes)
 
 
-def read_json(path: Path, most_bytes: int = -1) -> Any:
+def read_json(path: Path, most_bytes: int = 1 << 28) -> Any:
     """A document. Raises OSError, as `read_ordinary`; ValueError: it is none."""
     try:
         return json.loads(read_ordinary(path, most_bytes))

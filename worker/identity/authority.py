@@ -34,6 +34,7 @@ _REVOKED = "revoked.json"  # that the authority has taken back, beside a peer's 
 _LOCK_S = 5.0
 _PACE_S, _MOST_RENEWED = 30.0, 4096
 _MOST_AGAIN = 16  # certificates of one token within that time, that let nobody else in
+_NUMBERS = ("made", "expires", "uses")  # of a token
 _KEPT = 256  # tokens that have ended and are still listed
 MOST = 4096  # revocations in a run; a peer holds about a megabyte of them
 REVOCATION = b"murmuration revocation\0"  # what a signature of one begins with
@@ -78,18 +79,22 @@ class Authority:
         try:
             certificates.check_private(kept / _KEY)
             certificates.check_private(kept / _LEDGER, writing=True)
-            key = certificates.private_key((kept / _KEY).read_bytes())
-            return cls(folder, key, (kept / _CERTIFICATE).read_bytes())
+            key = certificates.private_key(certificates.read_kept(kept / _KEY))
+            return cls(folder, key, certificates.read_kept(kept / _CERTIFICATE))
         except (OSError, ValueError) as error:
             raise IdentityError(f"{kept}: the run's key cannot be read: {error}") from error
 
     @classmethod
     def make(cls, folder: Path) -> "Authority":
-        """Raises OSError."""
+        """Takes that of another process, if one makes it too. Raises OSError, IdentityError."""
         key, kept = certificates.new_key(), folder / FOLDER
-        certificate = certificates.self_signed(key, _AUTHORITY_VALID_S)
-        certificates.write_secret(kept / _CERTIFICATE, certificate)
-        certificates.write_secret(kept / _KEY, certificates.key_to_pem(key))
+        kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with FileLock(kept / ".lock", timeout=_LOCK_S):
+            if (held := cls.load(folder)) is not None:
+                return held
+            certificate = certificates.self_signed(key, _AUTHORITY_VALID_S)
+            certificates.write_secret(kept / _CERTIFICATE, certificate)
+            certificates.write_secret(kept / _KEY, certificates.key_to_pem(key))
         return cls(folder, key, certificate)
 
     def share(self, folder: Path) -> None:
@@ -237,10 +242,15 @@ class Authority:
             ledger: dict[str, Any] = read_json(path)
             if not all(isinstance(ledger[part], dict) for part in parts):
                 raise ValueError("it is no ledger")
+            texts = [*ledger["names"].values()]
+            for each in ledger["tokens"].values():
+                math.fsum(getattr(TokenRecord("", **each), key) for key in _NUMBERS)
+                texts += each["admitted"].values()
+            "".join(texts), [*map(bytes.fromhex, ledger["revoked"].values())]
             return ledger
         except FileNotFoundError:
             return {part: {} for part in parts}
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise IdentityError(f"{path} cannot be read: {error}") from error
 
     @contextmanager

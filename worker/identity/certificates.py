@@ -30,7 +30,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from murmuration.protos.addresses import split_address
 from murmuration.protos.exit_codes import ExitCode, MurmurError
-from murmuration.protos.files import sync_folder, write_atomically
+from murmuration.protos.files import read_ordinary, sync_folder, write_atomically
 from murmuration.protos.reach import HANDSHAKE_S, UnknownName, connected
 
 FOLDER = "identity"  # in a worker's or coordinator's folder
@@ -47,6 +47,7 @@ _UNREADABLE = (
     *(ValueError, TypeError, KeyError, UnsupportedAlgorithm, x509.InvalidVersion),
     *(x509.DuplicateExtension, x509.ExtensionNotFound, x509.UnsupportedGeneralNameType),
 )
+_MAX_KEPT_BYTES = 64 * 1024  # of a file here
 _CLOCKS_APART = datetime.timedelta(days=30)  # that clocks may be behind the authority's
 _certificate = x509.load_pem_x509_certificate
 
@@ -102,8 +103,9 @@ class Identity:
         for name in (_CERTIFICATE, _AUTHORITY):
             check_private(kept / name, writing=True)
         try:
-            parts = [(kept / name).read_bytes() for name in (_KEY, _CERTIFICATE, _AUTHORITY)]
-            identity = cls.of(*parts)
+            identity = cls.of(
+                *map(read_kept, (kept / _KEY, kept / _CERTIFICATE, kept / _AUTHORITY))
+            )
         except (OSError, IdentityError) as error:
             raise IdentityError(f"{kept}: {error}; remove it, and join with a new token") from error
         if identity.expires < datetime.datetime.now(datetime.UTC):
@@ -236,7 +238,7 @@ def kept_key(folder: Path | None) -> ec.EllipticCurvePrivateKey:
         return new_key()
     check_private(path := folder / FOLDER / _KEY)
     with suppress(FileNotFoundError, *_UNREADABLE):
-        return private_key(path.read_bytes())
+        return private_key(read_kept(path))
     write_secret(path, key_to_pem(key := new_key()))
     return key
 
@@ -316,6 +318,11 @@ def _purposes(role: Role) -> list[x509.ObjectIdentifier]:
 def _usage(*, signs: bool) -> x509.KeyUsage:
     """Args: signs: other certificates, as an authority's key does; else what its holder says."""
     return x509.KeyUsage(digital_signature=not signs, key_cert_sign=signs, **_UNUSED)
+
+
+def read_kept(path: Path) -> bytes:
+    """Reads a key, a certificate or a token. Raises OSError, as for a pipe."""
+    return read_ordinary(path, _MAX_KEPT_BYTES)
 
 
 def write_secret(path: Path, content: bytes) -> None:

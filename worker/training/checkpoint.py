@@ -68,7 +68,7 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], values: Mapping
     partial = folder / f".partial-{step:08d}"
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob(".partial-*"):  # by a kill in the middle of an earlier save
-        shutil.rmtree(left, ignore_errors=True)
+        _remove(left)
     try:
         partial.mkdir()
         written = write_tensors(partial / _TENSORS, tensors)
@@ -77,16 +77,23 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], values: Mapping
         write_atomically(partial / MANIFEST, json.dumps(sealed, indent=1).encode())
         sync_folder(partial)
     except Exception:  # what there is of it would keep a full disk full
-        shutil.rmtree(partial, ignore_errors=True)
+        _remove(partial)
         raise
     before = final.with_name(final.name + _BEFORE)
     if final.exists():  # the same step, written before a restart
-        shutil.rmtree(before, ignore_errors=True)
+        _remove(before)
         final.rename(before)
     partial.rename(final)
     sync_folder(folder)
-    shutil.rmtree(before, ignore_errors=True)
+    _remove(before)
     return final
+
+
+def _remove(path: Path) -> None:
+    """Removes what has a checkpoint's name, if it is there: a folder, or a pipe in its place."""
+    with suppress(OSError):
+        folder = path.is_dir() and not path.is_symlink()
+        shutil.rmtree(path, ignore_errors=True) if folder else path.unlink()
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, object]:
@@ -181,11 +188,13 @@ def _key(state: Path) -> bytes:
     return key
 
 
-def prune(folder: Path, keep: int, spared: Path | None = None) -> None:
-    """Removes all but the newest `keep` checkpoints and `spared`, which somebody reads."""
-    for old in _newest_first(folder)[keep:]:
+def prune(folder: Path, keep: int, spared: Path | None = None, last: Path | None = None) -> None:
+    """Removes all but the newest `keep` checkpoints and `spared`, which somebody reads. Args: last:
+    the newest of this run: what claims to be later is nobody's, and counts for none."""
+    found = _newest_first(folder)
+    for old in found[keep + (found.index(last) if last in found else 0) :]:
         if old != spared:
-            shutil.rmtree(old, ignore_errors=True)
+            _remove(old)
 
 
 def any_in(folder: Path) -> bool:

@@ -206,7 +206,7 @@ class Saver:
             if self._copies is not None and due and not busy:
                 self._read, self._copied_at = self.path, time.monotonic()
                 self._copying = self._copier.submit(self._copy, self.path)
-            checkpoint.prune(self._folder, self._config.keep, self._read)
+            checkpoint.prune(self._folder, self._config.keep, self._read, self.path)
             took_s = time.monotonic() - began_s
             self._saved(took_s)
             where = {"path": str(self.path), "step": step}

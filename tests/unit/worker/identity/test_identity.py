@@ -1,8 +1,10 @@
 """Who is let into a run, and who is not."""
 
 import json
+import os
 import stat
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -243,14 +245,44 @@ def test_damaged_files_are_one_line(run, tmp_path):
     (tmp_path / "w1" / FOLDER / "key.pem").write_text("nothing")
     with pytest.raises(IdentityError, match=r"w1/identity: .*; remove it, and join"):
         Identity.load(tmp_path / "w1")
-    for garbage in (b"[" * 200_000, b"[]", b"{}", b'{"tokens": 3}', b"x", b"{"):
-        (tmp_path / "first" / FOLDER / "ledger.json").write_bytes(garbage)
+    (kept := tmp_path / "first" / FOLDER / "ledger.json").unlink()
+    run.create_token()
+    held = json.loads(kept.read_bytes())
+    (token,) = held["tokens"].values()
+    by_hand: list[dict[str, object]] = [{"revoked": {"peer/x": each}} for each in (5, "zz", None)]
+    odd = (5, {}, token | {"expires": "x"}, token | {"admitted": []}, token | {"more": 1})
+    by_hand += [{"tokens": {"ab": each}} for each in odd] + [{"names": {"peer/x": 5}}]
+    edited = (json.dumps(held | each).encode() for each in by_hand)
+    for garbage in (b"[" * 200_000, b"[]", b"{}", b'{"tokens": 3}', b"x", b"{", *edited):
+        kept.write_bytes(garbage)
         for read in (run.tokens, run.revocations, run.create_token):
             with pytest.raises(IdentityError, match=r"ledger\.json cannot be read"):
                 read()
     (tmp_path / "first" / FOLDER / "authority.key").write_text("nothing")
     with pytest.raises(IdentityError, match="the run's key cannot be read"):
         Authority.load(tmp_path / "first")
+
+
+@pytest.mark.parametrize("name", ["key.pem", "certificate.pem", "authority.pem", "authority.key"])
+def test_what_is_no_file_of_a_key_is_one_line_and_is_not_waited_for(tmp_path, name):
+    Authority.make(tmp_path).new_identity(Role.PEER, "b").save(tmp_path)
+    load = Authority.load if name == "authority.key" else Identity.load
+    (path := tmp_path / FOLDER / name).write_bytes(b"")
+    os.truncate(path, 1 << 30)
+    for make in (lambda: None, os.mkfifo, os.mkdir):
+        if make in (os.mkfifo, os.mkdir):
+            path.unlink()
+            make(path, 0o600)
+        with pytest.raises(IdentityError, match=f"^{tmp_path / FOLDER}.*$"):
+            load(tmp_path)
+
+
+def test_of_two_that_begin_a_run_at_once_one_makes_its_key(tmp_path):
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(Authority.make, [tmp_path] * 4))
+    assert {each.certificate for each in made} == {made[0].certificate}
+    identities = [each.new_identity(Role.PEER, f"w{n}") for n, each in enumerate(made)]
+    assert all(Verifier(made[0].certificate).certified(each.der) for each in identities)
 
 
 def test_an_expired_certificate_is_told_at_the_start(run, tmp_path, monkeypatch):

@@ -218,6 +218,18 @@ def test_prune_keeps_the_newest(tmp_path):
     assert step_of(tmp_path) == 10_000
 
 
+def test_prune_leaves_what_is_saved_whatever_claims_to_be_later(two):
+    for number in (99999998, 99999999):  # somebody else has filled the folder
+        (two / f"step-{number}").mkdir()
+    for name in ("step-00000050", "step-00000300", ".partial-00000001"):
+        os.mkfifo(two / name)  # whoever opened it would wait
+    for step in (300, 400):
+        last = save_step(two, step)
+        prune(two, 2, last=last)
+    assert step_of(two) == 400
+    assert {path.name for path in two.iterdir()} >= {"step-00000300", "step-00000400"}
+
+
 def test_folders_of_other_names_are_neither_loaded_nor_counted_nor_removed(two):
     """A copy that somebody put aside must not cost the newest checkpoint."""
     for name in ("step-00000100.bak", "step-old", ".partial-00000300"):
