@@ -26,7 +26,7 @@ _CHUNK_BYTES = (4 * 1024, 128 * 1024)  # least and most
 _LEAST_SLEEP_S = 0.001  # shorter waits are made up for by the next one
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends RST
 _MAX_HEAD_BYTES = 8 * 1024
-_CONNECT_S = 10.0
+_CONNECT_S, _FULL_S = 10.0, 0.1
 _RECEIVE_S = 0.05  # of the rate: what the kernel may hold for us, beside what is in the proxy
 _RECEIVE_BYTES = (64 * 1024, 1024 * 1024)  # least and most
 
@@ -157,7 +157,11 @@ class ShapingProxy:
     ) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            client, _ = await loop.sock_accept(listener)
+            try:
+                client, _ = await loop.sock_accept(listener)
+            except OSError:  # too many files are open: it waits in the kernel
+                await asyncio.sleep(_FULL_S)
+                continue
             client.setblocking(False)
             group.create_task(self._serve_client(member, client))
 
@@ -296,8 +300,8 @@ async def _main() -> None:
 def main() -> None:
     import resource  # which Windows has not
 
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # a sandbox may forbid it
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     asyncio.run(_main())
 

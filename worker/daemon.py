@@ -73,7 +73,10 @@ def run_worker(config: Config, options: WorkerOptions) -> int:
     supervision.return_large_blocks()
     few = supervision.few_open_files(supervision.allow_open_files())
     folder, fresh = options.out / CHECKPOINTS, options.resume is False
-    with alone_in(options.out):
+    worker: Worker | None = None
+    # A worker that loads a model, also on its way to another stage, has nobody yet to answer.
+    systemd = supervision.Systemd().watched(lambda: worker.answers() if worker else None)
+    with alone_in(options.out), systemd:
         copies = RemoteCopies.begun(config.checkpoint, folder, fresh=fresh)
         while True:
             worker = Worker(config, options, copies)
@@ -127,6 +130,7 @@ class Worker:
         self._code = ExitCode.DONE  # unless something fails
         self._noticed = False  # that the machine will go away
         self._done = False  # all that there was to do
+        self.answers: Callable[[], object] = lambda: None  # raises if it is not well
         self.goes_on: WorkerOptions | None = None  # as what, after a move to another stage
 
     def warn(self, text: str) -> None:
@@ -166,8 +170,9 @@ class Worker:
         try:
             with self._signals(), leaving, ExitStack() as up:
                 session.start(self._model.parameters(), self._tokens())
-                systemd = supervision.Systemd()
-                up.enter_context(systemd.watched(lambda: session.io.ask(lambda: None)))
+                up.callback(setattr, self, "answers", self.answers)
+                self.answers = lambda: session.io.ask(lambda: None)
+                supervision.Systemd().tell("READY=1")
                 if self._part.stage is not None:
                     run = self._task, self._config, self._manifest
                     stage = StageLifecycle(*run, session.io, options.out, self._log)

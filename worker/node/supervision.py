@@ -100,9 +100,8 @@ class Systemd:
             sender.sendto("\n".join(lines).encode(), self._address)
 
     def watched(self, answers: Callable[[], object]) -> AbstractContextManager[None]:
-        """Says that the service is ready; within the block feeds the watchdog, if any, while the
-        peer answers. Args: answers: raises RuntimeError or TimeoutError if it is not well."""
-        self.tell("READY=1")
+        """Within the block feeds the watchdog, if any, while the peer answers. Args: answers:
+        raises RuntimeError or TimeoutError if it is not well."""
 
         def feed() -> bool:
             with suppress(RuntimeError, TimeoutError):
@@ -142,8 +141,9 @@ def allow_open_files() -> int | None:
     unlimited = resource.RLIM_INFINITY
     wanted = _OPEN_FILES if hard == unlimited else min(_OPEN_FILES, hard)
     if soft != unlimited and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        return wanted
+        with suppress(OSError, ValueError):  # a sandbox may forbid it
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return wanted
     return None if soft == unlimited else soft
 
 

@@ -14,8 +14,8 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -27,19 +27,16 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from murmuration.protos.addresses import is_loopback, join_address, split_address
 from murmuration.protos.reach import cannot_listen
-from murmuration.worker.identity.certificates import FOLDER, write_secret
+from murmuration.worker.identity.certificates import FOLDER, check_private, read_kept, write_secret
 from murmuration.worker.views import PagePlace
 from murmuration.worker.views.history import History, Look
 
 THIS_MACHINE = ("127.0.0.1", "localhost", "[::1]")  # as the host of a URL
 _AT_ONCE = 64  # connections
 _END_S = 5.0
-_HANDSHAKE_S = 5.0
-_REQUEST_S = 15.0  # a connection that begins no request in it, or in twice as long, is closed
 EVERY_S = 2.0
 PEERS_PER_S = 32  # a large swarm is asked less often
 _STATIC = Path(__file__).with_name("static")
@@ -65,24 +62,22 @@ HEADERS = {
 }
 
 
-class _WebConnection(H11Protocol):
-    """A connection, which holds an open file: closed if there are too many, or it asks nothing."""
+class _Listening(socket.socket):
+    """Has so many connections at most, those in a handshake too: the oldest gives way to a new one.
+    Each holds an open file."""
 
-    _before: RequestResponseCycle | None = None  # its request at the last look
+    def __init__(self, made: socket.socket) -> None:
+        super().__init__(made.family, made.type, made.proto, made.detach())
+        self._open: list[socket.socket] = []
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        if len(self.connections) > _AT_ONCE:
-            transport.close()
-        else:
-            self.loop.call_later(_REQUEST_S, self._look)
-
-    def _look(self) -> None:
-        if self.cycle is self._before:
-            self.transport.close()
-        else:
-            self._before = self.cycle
-            self.loop.call_later(_REQUEST_S, self._look)
+    def accept(self) -> tuple[socket.socket, Any]:
+        found, address = super().accept()
+        self._open = [each for each in self._open if each.fileno() >= 0]  # else it was closed
+        if len(self._open) >= _AT_ONCE:
+            with suppress(OSError):  # its other side has gone
+                self._open.pop(0).shutdown(socket.SHUT_RDWR)
+        self._open.append(found)
+        return found, address
 
 
 class WebServer:
@@ -96,40 +91,40 @@ class WebServer:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
         try:
-            self._socket = socket.create_server((host, port), family=family, dualstack_ipv6=both)
+            made = socket.create_server((host, port), family=family, dualstack_ipv6=both)
         except OSError as error:
             raise OSError(cannot_listen(option, address, error)) from error
+        self._socket = _Listening(made)
         config = uvicorn.Config(
             app,
             log_config=None,  # requests are logged nowhere
             access_log=False,
             server_header=False,
-            limit_concurrency=_AT_ONCE,
             timeout_keep_alive=10,
             timeout_graceful_shutdown=1,
-            http=_WebConnection,
+            http="h11",
             ws="none",
             loop="asyncio",
         )
         config.load()
+        self._folder, self._server = folder, uvicorn.Server(config)
         if folder is not None:
-            kept = folder / FOLDER
             config.ssl = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            config.ssl.load_cert_chain(kept / "certificate.pem", kept / "key.pem")
-        self._server = uvicorn.Server(config)
+            self.show_certificate()
         self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._serve()), name=f"murmur {option}", daemon=True
+            target=lambda: asyncio.run(self._server.serve([self._socket])),
+            name=f"murmur {option}",
+            daemon=True,
         )
         self._thread.start()
         scheme = "http" if folder is None else "https"
         self.url = f"{scheme}://{join_address(host, self._socket.getsockname()[1])}/"
 
-    async def _serve(self) -> None:
-        if self._server.config.ssl:  # connections are counted after their handshakes only
-            loop = asyncio.get_running_loop()
-            limited = partial(loop.create_server, ssl_handshake_timeout=_HANDSHAKE_S)
-            loop.create_server = limited  # type: ignore[method-assign]
-        await self._server.serve([self._socket])
+    def show_certificate(self) -> None:
+        """New connections have that in the folder, which may be renewed. Raises OSError."""
+        if self._folder is not None and (tls := self._server.config.ssl) is not None:
+            kept = self._folder / FOLDER
+            tls.load_cert_chain(kept / "certificate.pem", kept / "key.pem")
 
     def close(self) -> None:
         self._server.should_exit = True
@@ -204,6 +199,8 @@ class PageServer(WebServer):
         async def look_on() -> None:
             while True:
                 began_s, peers = time.monotonic(), 0
+                with suppress(OSError):
+                    self.show_certificate()
                 with suppress(OSError, RuntimeError, TimeoutError):
                     look = await asyncio.to_thread(self._look)
                     self.history.add(look)
@@ -218,8 +215,10 @@ class PageServer(WebServer):
 
 def page_token(folder: Path) -> tuple[str, Path]:
     path = folder / FOLDER / _TOKEN
-    if path.exists() and (kept := path.read_text().strip()):
-        return kept, path
+    if path.exists():
+        check_private(path)
+        if kept := read_kept(path).decode("ascii", "replace").strip():
+            return kept, path
     token = secrets.token_urlsafe(24)
     write_secret(path, token.encode())
     return token, path

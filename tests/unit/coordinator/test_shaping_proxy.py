@@ -1,6 +1,7 @@
 """The proxy: its decisions on a virtual clock, and what happens on real sockets."""
 
 import asyncio
+import errno
 import random
 import socket
 from collections.abc import AsyncIterator
@@ -202,3 +203,17 @@ def test_the_process_counts_and_ends_with_its_stdin():
 def test_a_process_that_cannot_start_says_so():
     with pytest.raises(RuntimeError, match="the shaping proxy has ended with exit code 1"):
         ProxyProcess({"w0": ("127.0.0.1:1", FAST)}, host="203.0.113.1")
+
+
+async def test_it_goes_on_where_too_many_files_are_open(monkeypatch):
+    loop, errors = asyncio.get_running_loop(), [OSError(errno.EMFILE, "Too many open files")]
+    accept = loop.sock_accept
+
+    async def sometimes(listener: socket.socket) -> tuple[socket.socket, object]:
+        if errors:
+            raise errors.pop()
+        return await accept(listener)
+
+    monkeypatch.setattr(loop, "sock_accept", sometimes)
+    async with net(FAST, FAST) as made:
+        await made.connect("w0", to="w1")

@@ -1,7 +1,9 @@
 """Notices that the machine will go away, and what systemd is told."""
 
+import errno
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -13,6 +15,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,6 +23,7 @@ from murmuration.worker import daemon
 from murmuration.worker.node import supervision
 from murmuration.worker.node.supervision import (
     Systemd,
+    allow_open_files,
     end_on_sigterm,
     few_open_files,
     is_noticed,
@@ -120,8 +124,7 @@ def test_a_peer_that_does_not_answer_does_not_feed_the_watchdog(tmp_path):
     systemd = Systemd({"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "3000"})
     with service_manager(path) as listener, systemd.watched(answer):
         assert asked.wait(PATIENCE_S)
-        heard = [listener.recv(100), listener.recv(100)]
-    assert heard == [b"READY=1", b"WATCHDOG=1"]
+        assert listener.recv(100) == b"WATCHDOG=1"
     assert next(answers, None) is None
 
 
@@ -131,7 +134,28 @@ def test_an_abstract_socket_will_do_and_another_process_watchdog_is_none_of_ours
         systemd = Systemd({"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"})
         assert systemd.watchdog_s == 0.0
         with systemd.watched(lambda: None):
+            systemd.tell("READY=1")
             assert listener.recv(100) == b"READY=1"
+
+
+def test_the_watchdog_is_fed_between_two_stages_too(tmp_path, monkeypatch):
+    heard, path = list[bytes](), str(tmp_path / "notify")
+
+    def run() -> int:
+        heard.extend(listener.recv(100) for _ in range(2))
+        return 0
+
+    def worker(*_: object) -> Mock:  # that is not up yet, and goes on once
+        return Mock(run=run, goes_on=None if heard else options, answers=lambda: None)
+
+    monkeypatch.setattr(daemon, "Worker", worker)
+    monkeypatch.setattr(daemon.RemoteCopies, "begun", lambda *_, **__: None)
+    monkeypatch.setenv("NOTIFY_SOCKET", path)
+    monkeypatch.setenv("WATCHDOG_USEC", "3000")
+    options: Any = SimpleNamespace(out=tmp_path / "out", resume=None)
+    with service_manager(path) as listener:
+        assert daemon.run_worker(Mock(), options) == 0
+    assert heard == [b"WATCHDOG=1"] * 4
 
 
 @pytest.mark.parametrize("environment", [{}, {"NOTIFY_SOCKET": "/nowhere/at/all"}])
@@ -143,6 +167,13 @@ def test_where_nobody_listens_nothing_happens(environment):
 def test_few_open_files_are_told_with_the_way_out():
     assert few_open_files(None) is few_open_files(256) is None
     assert re.search(r"at most 48 here.*`ulimit -n 1024`", few_open_files(48) or "")
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EPERM, "no"), ValueError("not allowed")])
+def test_where_more_open_files_are_not_allowed_it_goes_on_with_those(monkeypatch, error):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+    monkeypatch.setattr(resource, "setrlimit", Mock(side_effect=error))
+    assert allow_open_files() == 1024
 
 
 def limited(limit: int, code: str) -> "subprocess.CompletedProcess[str]":

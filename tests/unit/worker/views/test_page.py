@@ -1,13 +1,14 @@
 """The page: who may read what of it, and how it is sent; over real sockets, with its token."""
 
 import json
+import os
 import re
 import socket
 import ssl
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -19,7 +20,7 @@ from starlette.testclient import TestClient
 
 from murmuration.protos.addresses import split_address
 from murmuration.worker.identity.authority import Authority
-from murmuration.worker.identity.certificates import Role
+from murmuration.worker.identity.certificates import Identity, Role
 from murmuration.worker.views import PagePlace, page
 from murmuration.worker.views.history import History, Look
 from murmuration.worker.views.lines import page_event, page_words
@@ -159,17 +160,21 @@ def test_off_loopback_an_encrypted_run_speaks_https_and_wants_the_token(tmp_path
         assert "peers" in asked(server.url, server.token_path.read_text())
 
 
-@pytest.mark.parametrize("said", [b"", b"GET / HTT"], ids=["nothing", "half a line"])
-def test_connections_that_ask_nothing_are_closed(said, tmp_path, monkeypatch):
-    monkeypatch.setattr(page, "_REQUEST_S", 0.1)
-    with serving(PagePlace("127.0.0.1:0", tmp_path)) as server, ExitStack() as up:
-        address = split_address(urlsplit(server.url).netloc)
-        for each in [up.enter_context(socket.create_connection(address, 60)) for _ in range(100)]:
-            with suppress(ConnectionError):  # above the limit it is closed already
-                each.sendall(said)
-                assert each.recv(1) == b""
-        monkeypatch.setattr(page, "_REQUEST_S", 60.0)
-        assert "peers" in asked(server.url)
+def test_a_later_certificate_is_shown_and_connections_that_ask_nothing_give_way(tmp_path):
+    first = (run := Authority.make(tmp_path)).new_identity(Role.PEER, "w0")
+    first.save(tmp_path)
+    with serving(PagePlace("0.0.0.0:0", tmp_path), encrypted=True) as server, ExitStack() as up:
+        address = "127.0.0.1", split_address(urlsplit(server.url).netloc)[1]
+        later = run.renew("w0", first.der, first.request())
+        Identity.of(first.key, later, first.authority).save(tmp_path)
+        server.show_certificate()
+        assert ssl.get_server_certificate(address) == later.decode()
+        before = len(os.listdir("/proc/self/fd"))
+        for said in (b"", b"GET / HTT") * 100:
+            up.enter_context(socket.create_connection(address, 60)).sendall(said)
+        assert server.token_path is not None
+        assert "peers" in asked(server.url, server.token_path.read_text())
+        assert len(os.listdir("/proc/self/fd")) <= before + 200 + 64 + 8
 
 
 def test_a_port_that_is_taken_is_told(tmp_path):
