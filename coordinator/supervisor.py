@@ -14,12 +14,7 @@ from typing import TYPE_CHECKING
 
 from murmuration.coordinator.asking import AskedSwarm, ask
 from murmuration.coordinator.launch import Launch
-from murmuration.coordinator.processes import (
-    Interrupts,
-    ProxyProcess,
-    ReservedPorts,
-    WorkerProcess,
-)
+from murmuration.coordinator.processes import Interrupts, ProxyProcess, ReservedPorts, WorkerProcess
 from murmuration.coordinator.records import Record
 from murmuration.coordinator.report import Report
 from murmuration.coordinator.report_files import leave_results

@@ -1,6 +1,5 @@
 """The harm that no peer may do to another: a client on our own protos attacks real workers."""
 
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 
@@ -11,12 +10,12 @@ from murmuration.coordinator.asking import ask
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.transport import CONTROL_METHODS, Method
 from tests.support.attacker import AT_THE_HANDSHAKE, aiming, attacked
-from tests.support.attacks import ATTACKS, CONNECTIONS, more_files
+from tests.support.attacks import ATTACKS, CONNECTIONS
 from tests.support.attacks_on_rounds import foreign_manifest, join_through
 from tests.support.attacks_on_stages import ON_STAGES, STAGES
 from tests.support.members import Coordinated, coordinated_swarm, resident_mib
 from tests.support.stranger import calling, handing_out, serving
-from tests.support.workers import ENDLESS, PATIENCE_S, QUICK, Swarm, settings_of
+from tests.support.workers import ENDLESS, QUICK, Swarm, settings_of
 
 INFECTED = """
 from pathlib import Path
@@ -139,7 +138,7 @@ def wait_for_rounds_of_both(swarm: Swarm) -> None:
 @pytest.fixture(scope="module")
 def open_swarm(begins: Callable[..., Coordinated]) -> Coordinated:
     """A run that is not encrypted."""
-    return begins("w1", *settings_of(checkpoint__every_s=1), encrypted=False)
+    return begins("w1", encrypted=False)
 
 
 @pytest.mark.parametrize("name", ["128 bytes of a million lists", "a name of 3 MB"])
@@ -172,21 +171,3 @@ def test_bytes_that_are_no_message_end_nobody(open_swarm, garbage):
                 list(stranger.stream(method, [garbage]))
     wait_for_rounds_of_both(swarm)
     assert [worker.process.poll() for worker in swarm.workers.values()] == [None, None, None]
-
-
-def test_connections_that_say_nothing_are_closed_and_files_left(open_swarm):
-    """Nobody is kept out meanwhile, and checkpoints are written."""
-    swarm = open_swarm[0]
-    host, port = swarm.addresses["w0"].split(":")
-    with more_files(4096), ExitStack() as stack:
-        idle = [
-            stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(1200)
-        ]
-        worker = swarm.workers["w0"]
-        worker.wait_for(lambda e: e["event"] == "checkpoint", "a checkpoint")
-        assert ask(swarm.addresses["w0"])["peer"] == "w0"
-        for each in idle:
-            each.settimeout(PATIENCE_S)
-            with suppress(ConnectionResetError):
-                while each.recv(1000):
-                    pass

@@ -119,9 +119,7 @@ async def test_traffic_is_near_the_optimum(peers, codec, bytes_per_value):
             assert traffic.sent["Data/Fetch"] == 0
 
 
-async def test_no_frame_is_over_1_mib_and_each_shard_is_one_stream(
-    monkeypatch,
-):
+async def test_no_frame_is_over_1_mib_and_each_shard_is_one_stream(monkeypatch):
     monkeypatch.setattr("murmuration.algorithms.plan._MAX_CHUNKS_PER_PEER", 2)
     largest, headers, elements = 0, 0, 1_500_000
 

@@ -239,9 +239,7 @@ async def test_two_fragments_at_a_time_in_the_same_order_everywhere(plan, monkey
         assert most == 2
 
 
-async def test_a_fragment_whose_round_fails_at_a_peer_does_not_keep_it_from_the_rest(
-    monkeypatch,
-):
+async def test_a_fragment_whose_round_fails_at_a_peer_does_not_keep_it_from_the_rest(monkeypatch):
     begin = Contributor.begin
 
     async def failing(self: Contributor, message: Begin) -> None:

@@ -80,10 +80,7 @@ def test_with_room_in_tau_nobody_waits():
 
 @pytest.mark.parametrize(
     ("exchange", "special", "left"),
-    [
-        ("mean", {"merge_alpha": 0.5}, 0.05),
-        ("pairs", {"merge_alpha": 0.5, "consensus": True}, 0.4),
-    ],
+    [("mean", {"merge_alpha": 0.5}, 0.05), ("pairs", {"merge_alpha": 0.5, "consensus": True}, 0.4)],
     ids=["means", "pairs"],
 )
 def test_a_measured_overlap_grows_until_hardly_anybody_waits(exchange, special, left):

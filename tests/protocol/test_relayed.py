@@ -123,9 +123,7 @@ async def test_a_relayed_peer_says_so_of_itself_and_relays_for_nobody():
         assert split_relayed(address) == ("d", ("a",))
 
 
-async def test_a_relay_that_refuses_dials_is_replaced_though_it_keeps_the_reservation(
-    monkeypatch,
-):
+async def test_a_relay_that_refuses_dials_is_replaced_though_it_keeps_the_reservation(monkeypatch):
     monkeypatch.setattr(choice, "TRY_S", 4.0)
     async with Swarm(steady(10**6), "abc") as swarm:
         swarm.network.close_port("d")

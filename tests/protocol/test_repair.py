@@ -110,12 +110,7 @@ ONE, FOUR = ((4, 3, 7),), ((4, 3, 7),) * 4
         (ONE, set(), [donor("b", ((6, 3, 1),)), donor("c", FAR)], ("c", (0,))),
     ],
 )
-def test_whose_state_is_fetched(
-    mine,
-    failed,
-    donors,
-    chosen,
-):
+def test_whose_state_is_fetched(mine, failed, donors, chosen):
     for members in (donors, donors[::-1]):
         repair = choose(mine, *members, failed=frozenset(failed))
         assert (repair and (repair.donor.peer, repair.fragments)) == chosen

@@ -202,8 +202,7 @@ PLANS = {
 
 
 @pytest.mark.parametrize(
-    ("routing", "plan"),
-    [("stochastic", "diloco"), ("random", "noloco"), ("full", "streaming")],
+    ("routing", "plan"), [("stochastic", "diloco"), ("random", "noloco"), ("full", "streaming")]
 )
 async def test_replicas_of_a_stage_end_with_one_anchor(routing, plan):
     sizes = {"steps": 8, "layers": 8, "microbatches": 2, "activations": "bf16", "plain": True}

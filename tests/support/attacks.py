@@ -328,8 +328,8 @@ def idle_connections(target: Target) -> Iterator[Callable[[], str]]:
     with more_files(4096), ExitStack() as stack:
 
         def once() -> str:
-            if len(made) < 1200:
-                for _ in range(40):
+            if not made:
+                for _ in range(1200):
                     made.append(socket.create_connection((host, int(port))))
                     stack.enter_context(made[-1])
                     made[-1].setblocking(False)

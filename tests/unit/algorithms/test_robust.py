@@ -106,9 +106,7 @@ def test_the_largest_norm_of_a_mean(norms, missing, most):
 
 
 @pytest.mark.parametrize("ratio", [11.0, 1e9, float("inf")])
-def test_three_far_rounds_put_a_peer_in_quarantine_and_ordinary_ones_let_it_out(
-    ratio,
-):
+def test_three_far_rounds_put_a_peer_in_quarantine_and_ordinary_ones_let_it_out(ratio):
     quarantine = Quarantine()
     rounds = [(0, number, ratio) for number in (0, 0, 0, 0, 1, 1, 2)]  # shards of one count once
     rounds += [(0, 3, 1.0), (1, 0, 1.0), (1, 1, 1.0)]

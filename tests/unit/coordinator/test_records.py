@@ -62,9 +62,7 @@ def test_a_silent_worker_is_shown_as_such_once_it_has_started(record):
     assert record.seen(75.0).state == "killed (SIGKILL)"
 
 
-def test_losses_on_the_way_are_kept_in_order_and_the_workers_own_curve_counts(
-    record,
-):
+def test_losses_on_the_way_are_kept_in_order_and_the_workers_own_curve_counts(record):
     for step, loss in ((20, 3.0), (20, 9.0), (10, 9.0), (40, math.nan), (60, 2.0), ("x", 1.0)):
         record.apply({"event": "validation", "step": step, "val_loss": loss}, 0.0)
     assert record.validation_curve() == [(20, 3.0), (60, 2.0)]

@@ -128,9 +128,7 @@ def test_it_ends_with_the_run_and_says_when_a_run_under_way_is_gone(state, step,
     assert len(shown_.getvalue().splitlines()) == 1
 
 
-def test_a_script_gets_the_documents_of_the_page_until_ctrl_c(
-    capsys,
-):
+def test_a_script_gets_the_documents_of_the_page_until_ctrl_c(capsys):
     pauses = iter([None, KeyboardInterrupt])
 
     def sleep(_seconds: float) -> None:

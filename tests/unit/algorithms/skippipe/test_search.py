@@ -20,16 +20,9 @@ from murmuration.algorithms.skippipe.route import (
     stage_quota,
 )
 from murmuration.algorithms.skippipe.routing import random
-from murmuration.algorithms.skippipe.search import (
-    Planner,
-    search_routes,
-)
+from murmuration.algorithms.skippipe.search import Planner, search_routes
 from murmuration.algorithms.skippipe.simulator import finish_times
-from tests.unit.algorithms.skippipe.pipelines import (
-    assert_fit_together,
-    cases,
-    uneven_pipeline,
-)
+from tests.unit.algorithms.skippipe.pipelines import assert_fit_together, cases, uneven_pipeline
 
 Case = tuple[Pipeline, Rules, list[int], int]
 
@@ -147,9 +140,7 @@ def test_the_same_seed_gives_the_same_routes_and_another_others(found):
     assert other != found
 
 
-def test_more_effort_is_never_worse_and_without_any_the_answer_is_complete(
-    found,
-):
+def test_more_effort_is_never_worse_and_without_any_the_answer_is_complete(found):
     none, little = (
         search_routes(TWENTY, FOUR_OF_SIX, ORIGINS, effort_s=effort_s) for effort_s in (0.0, 0.1)
     )

@@ -64,9 +64,7 @@ def test_what_did_not_pay_is_tried_again_after_32_payloads():
     assert [compresses(each) for _ in range(5)] == [True] * 5
 
 
-def test_a_thread_that_is_held_up_does_not_take_compressing_for_slow(
-    monkeypatch,
-):
+def test_a_thread_that_is_held_up_does_not_take_compressing_for_slow(monkeypatch):
     """Time that passes while others have the core, or the GIL, is no time of this thread."""
     monkeypatch.setattr(time, "thread_time", Clock(takes_s=1e-9))
     monkeypatch.setattr(time, "perf_counter", Clock(takes_s=1.0))

@@ -62,9 +62,7 @@ def elsewhere(values: Iterator[torch.Tensor]) -> None:
     ],
     ids=["data", "vector", "buffers", "buffers' data", "layout", "type", "state dict", "set_"],
 )
-def test_reads_and_writes_follow_the_tensors_of_the_model(
-    change,
-):
+def test_reads_and_writes_follow_the_tensors_of_the_model(change):
     model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2))
     replica = UserReplica(model, sgd(model))
     parameters = replica.parameters

@@ -154,8 +154,7 @@ def test_another_model_than_the_runs_is_said_from_this_side():
         with one_line(murmuration.ManifestRefused, says):
             Swarm(other, torch.optim.SGD(other.parameters(), lr=0.1), join=swarm.address)
         with one_line(
-            murmuration.ManifestRefused,
-            r"trains another model: tensors: in another order",
+            murmuration.ManifestRefused, r"trains another model: tensors: in another order"
         ):
             Swarm(turned, optimizer, join=swarm.address)
 
@@ -186,9 +185,7 @@ def test_a_swarm_whose_name_is_gone_can_be_left():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's of itself
-def test_a_compiled_step_is_followed_without_a_warning_of_the_compilers(
-    caplog,
-):
+def test_a_compiled_step_is_followed_without_a_warning_of_the_compilers(caplog):
     model, optimizer = model_of()
     step = torch.compile(optimizer.step, backend="eager")
     with caplog.at_level(logging.WARNING), Swarm(model, optimizer, inner_steps=1) as swarm:

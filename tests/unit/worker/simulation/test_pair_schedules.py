@@ -81,11 +81,7 @@ class Impatient(PairRound):
 
 
 @pytest.mark.parametrize(
-    ("check", "kind", "seed"),
-    [
-        ("unprepared", Hasty, 0),
-        ("torn", Impatient, 32),
-    ],
+    ("check", "kind", "seed"), [("unprepared", Hasty, 0), ("torn", Impatient, 32)]
 )
 def test_a_spoiled_machine_is_caught(check, kind, seed):
     """By the first schedule that shows it."""

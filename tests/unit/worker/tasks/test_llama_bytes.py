@@ -45,9 +45,7 @@ def test_no_sample_of_one_split_holds_text_of_the_other(task):
         task.batches("test", START)
 
 
-def test_generation_depends_on_its_seed_and_outlives_the_context_and_is_streamed(
-    task,
-):
+def test_generation_depends_on_its_seed_and_outlives_the_context_and_is_streamed(task):
     model = task.model()
     torch.manual_seed(5)
     before = torch.get_rng_state()

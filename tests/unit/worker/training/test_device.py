@@ -75,9 +75,7 @@ def test_a_round_ends_with_the_same_bits_beside_inner_steps_and_by_the_long_way(
     assert ends[0] == ends[1] == ends[2]
 
 
-def test_an_outer_step_that_was_begun_from_another_state_is_made_again(
-    monkeypatch,
-):
+def test_an_outer_step_that_was_begun_from_another_state_is_made_again(monkeypatch):
     monkeypatch.setattr(fragment, "_BESIDE_ELEMENTS", 0)
     parameters = {"x": torch.zeros(3)}
     plan = Plan(outer_lr=1.0, outer_momentum=0.0)

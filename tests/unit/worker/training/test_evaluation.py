@@ -143,9 +143,7 @@ def test_the_highest_step_of_all_workers_is_found(tmp_path, capsys, monkeypatch)
     assert evaluation.find_checkpoint(tmp_path).values["step"] == 100
 
 
-def test_a_checkpoint_that_is_named_is_the_one_and_where_there_is_none_it_says_so(
-    tmp_path,
-):
+def test_a_checkpoint_that_is_named_is_the_one_and_where_there_is_none_it_says_so(tmp_path):
     for run in (tmp_path, tmp_path / "missing"):
         with pytest.raises(CheckpointError, match=f"^{run}: no usable checkpoint; name a folder"):
             evaluation.find_checkpoint(run)

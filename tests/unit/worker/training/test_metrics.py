@@ -86,9 +86,7 @@ def test_progress_tells_what_a_second_brings_waits_included():
     assert (last["tokens"], last["tokens_per_s"]) == (24 * context, 12.0 * context)
 
 
-def test_what_a_card_holds_and_how_much_of_it_is_used_is_told(
-    monkeypatch,
-):
+def test_what_a_card_holds_and_how_much_of_it_is_used_is_told(monkeypatch):
     device = torch.device("cuda", 0)
     monkeypatch.setattr(metrics_module, "device_of", lambda _: device)
     monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda _: 3 << 30)

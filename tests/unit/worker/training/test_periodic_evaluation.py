@@ -83,9 +83,7 @@ def test_the_training_is_the_same_to_the_bit():
     assert often.model.training
 
 
-def test_it_is_the_loss_of_the_anchor_and_not_of_the_local_parameters(
-    monkeypatch,
-):
+def test_it_is_the_loss_of_the_anchor_and_not_of_the_local_parameters(monkeypatch):
     monkeypatch.setattr(Trainer, "exchanges", True)  # in rounds that have not come yet
     run = Run(every_steps=2, noise=False)
     losses = {event["val_loss"] for event in run.told("validation")}

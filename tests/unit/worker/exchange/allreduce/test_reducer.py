@@ -60,9 +60,7 @@ def test_two_rounds_of_many_are_waited_for_longer_than_three_usual_ones():
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 60), st.floats(0, 1)), min_size=4, max_size=8))
-def test_where_steps_go_by_speed_a_slow_peer_costs_a_twentieth(
-    rounds,
-):
+def test_where_steps_go_by_speed_a_slow_peer_costs_a_twentieth(rounds):
     """Beyond four times what the peers of equal speed are apart, and what overlaps steps."""
     plans = Plan(dylu=True), Plan(dylu=True, overlap_steps=10, inner_steps=20), Plan()
     brief_s = [brief_of(plan, rounds) for plan in plans]

@@ -92,9 +92,7 @@ def played(course: Course) -> list[tuple[str, tuple[Any, ...], list[object]]]:
 
 @steady
 @given(courses())
-def test_a_round_ends_once_and_succeeds_only_with_all_values_and_the_word_of_all(
-    course,
-):
+def test_a_round_ends_once_and_succeeds_only_with_all_values_and_the_word_of_all(course):
     me, group, _ = course
     came = played(course)
     outcomes = [each for *_, found in came for each in found]
