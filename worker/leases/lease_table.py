@@ -175,9 +175,20 @@ class LeaseTable:
         self.close_stream(stream.id)
         epoch = max(0, self._past.get(stream.id, 0) - again)
         self._opened[stream.id] = _Opened(stream, opening, ahead, epoch, again, first)
+        self._tell_drawn(stream.id, stream.name, stream)
+
+    def begin_with(self, stream: ledgers.SampleStream, epoch: int, item: int) -> None:
+        """Compares what an epoch begins with, a hash, where it is read from the front. Others are
+        told as of a stream."""
+        items = [each for each, of in self._drawn.items() if of is stream and each.id != of.id]
+        for each in items:
+            del self._drawn[each]
+        self._tell_drawn(item, f"{stream.name}\0{epoch}", stream)
+
+    def _tell_drawn(self, number: int, name: str, stream: ledgers.SampleStream) -> None:
+        opened = ledgers.OpenedStream(number, crc32(name.encode()), stream.length or 0)
+        self._drawn[opened] = stream
         self._news_to_tell = True
-        named = crc32(stream.name.encode())
-        self._drawn[ledgers.OpenedStream(stream.id, named, stream.length or 0)] = stream
         for holding in self._live_holdings():
             self._compare(holding)
 
@@ -257,8 +268,10 @@ class LeaseTable:
     def _compare(self, holding: Holding) -> None:
         """Tells of a peer that has other samples, under the name of a stream here."""
         shared = {each.id for each in holding.streams} & {each.id for each in self._drawn}
+        # Streams that are told apart anyway begin as they like.
+        drawn = [each for each, of in self._drawn.items() if each.id == of.id or of.id in shared]
         for theirs in holding.streams:
-            alike = [each for each in self._drawn if each.name == theirs.name]
+            alike = [each for each in drawn if each.name == theirs.name]
             as_long = [each for each in alike if each.length == theirs.length]
             for mine in (alike, as_long):
                 told = {(holding.peer, each) for each in mine}

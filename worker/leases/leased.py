@@ -85,6 +85,10 @@ class LeasedBlocks:
                 self._drawn.appendleft(run._replace(begin=run.begin + used))
             self._advance(run.block, run.begin + used)
 
+    def begin_with(self, epoch: int, item: int) -> None:
+        """Others are told if theirs begins with another."""
+        self._tell(lambda table: table.begin_with(self.stream, epoch, item))
+
     def end_epoch(self, run: Run, length: int) -> None:
         """The stream, whose length nobody knew, has ended where this run was to be read."""
         self._lengths[run.epoch] = length

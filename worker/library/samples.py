@@ -135,7 +135,7 @@ def _of_loader(loader: torch_data.DataLoader[Any], seed: int) -> Indexed[Any]:
 
 
 def _order_of(sampler: Any, seed: int) -> Callable[[int], _Order]:
-    name, parts = type(sampler).__name__, list(samplers_in(sampler))
+    name, parts = type(sampler).__name__, list(_samplers_in(sampler))
     try:
         length = len(sampler)
     except TypeError as error:
@@ -176,7 +176,7 @@ def _order_of(sampler: Any, seed: int) -> Callable[[int], _Order]:
     return order
 
 
-def samplers_in(sampler: Any) -> Iterator[Any]:
+def _samplers_in(sampler: Any) -> Iterator[Any]:
     found, seen = [sampler], set[int]()
     while found:
         each = found.pop()
@@ -223,6 +223,20 @@ def _seeded(seed: int, samplers: Iterable[Any]) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def drawing(seed: int, states: list[Any]) -> Iterator[None]:
+    """Begins at the seed what all draw from, and goes on there when given the same `states`."""
+    with _seeded(seed, ()):
+        if states:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+            torch.set_rng_state(states[2])
+        try:
+            yield
+        finally:
+            states[:] = random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
 def _compact(given: list[Any]) -> _Order:
     try:
         return array("q", given)
@@ -265,7 +279,7 @@ def _items_of(data: Any, places: list[Any]) -> str:
                 items = [data[place[0] if isinstance(place, list) else place] for place in places]
             except Exception:  # the loop will meet it where it belongs
                 return ""
-        found.append(_told_by(items))
+        found.append(told_by(items))
     return found[0] if found[0] == found[1] else ""
 
 
@@ -273,22 +287,22 @@ def _places(length: int) -> list[int]:
     return sorted({place * length // _LOOKED_AT for place in range(_LOOKED_AT)}) if length else []
 
 
-def _told_by(item: Any) -> str:
+def told_by(item: Any) -> str:
     """Fractions are rounded: machines compute them otherwise."""
     match item:
         case Tensor() if item.layout == torch.strided and not item.is_meta:
             flat = item.detach().flatten()
             some = flat[_places(len(flat))].tolist()
-            return f"{item.dtype} {tuple(item.shape)} {_told_by(some)}"
+            return f"{item.dtype} {tuple(item.shape)} {told_by(some)}"
         case dict():
-            return _told_by([*item, *item.values()])
+            return told_by([*item, *item.values()])
         case list() | tuple():
-            return f"({','.join(_told_by(each) for each in item[:_LOOKED_AT])})"
+            return f"({','.join(told_by(each) for each in item[:_LOOKED_AT])})"
         case float() | complex():
             return f"{item:.2g}"
         case str() | bytes() | int() | None:
             return repr(item)
         case _ if isinstance(getattr(item, "__array_interface__", None), dict):
-            return _told_by(np.ravel(item).tolist())
+            return told_by(np.ravel(item).tolist())
         case _:
             return type(item).__name__

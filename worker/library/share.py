@@ -11,12 +11,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import ref
 
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader
 
 from murmuration.worker.errors import UsageError
 from murmuration.worker.leases import LeasedBlocks, SampleStream
 from murmuration.worker.leases.ledger import EPOCH_BLOCKS, LeaseMessage, ShareMessage
-from murmuration.worker.library.samples import Indexed, indexed, samplers_in
+from murmuration.worker.library.samples import Indexed, drawing, indexed, told_by
 from murmuration.worker.tasks import Batch, Cursor, SharesSamples, TaskError
 from murmuration.worker.training.replica import RunIsOver
 from murmuration.worker.wire import hash64
@@ -192,12 +192,6 @@ class Shares:
                     f"swarm.shard begins {stream.name or 'the stream'} again, and samples come "
                     "twice: set batch_size, drop_last, num_workers and block as in the checkpoint"
                 )
-            drawn = (each for each in samplers_in(source) if isinstance(each, Sampler))
-            if any(getattr(each, "generator", 0) is None for each in drawn):
-                self._warn(
-                    f"swarm.shard: a DataLoader within this {type(source).__name__} draws another "
-                    "order on each peer: share the loader, and wrap what swarm.shard gives"
-                )
             reader = self._readers[stream.id] = _ForwardReader(self._warn, name=stream.name)
         again = False
         while True:
@@ -227,7 +221,11 @@ class Shares:
             group: list[T] = []
             for run in runs:
                 first = run.block.place * size
-                group += reader.read(run.epoch, first + run.begin, first + run.end)
+                with drawing(self._seed + run.epoch, reader.drawn):
+                    group += reader.read(run.epoch, first + run.begin, first + run.end)
+                if reader.first_item:
+                    blocks.begin_with(run.epoch, hash64(reader.first_item.encode()))
+                    reader.first_item = ""
                 if reader.at < first + run.end:
                     blocks.end_epoch(run, reader.at)
             if len(group) == self._ranks and not over():
@@ -267,11 +265,15 @@ class _SavedStream(NamedTuple):
 
 class _ForwardReader(Generic[T]):
     """One stream, pass after pass; `saved` is of a checkpoint. train thread only. Attributes: at:
-    items that are read in this pass; waits: nothing was read since the checkpoint."""
+    items that are read in this pass; drawn: of generators; first_item: a text of it, not yet told;
+    waits: nothing was read since the checkpoint."""
+
+    first_item = ""
 
     def __init__(
         self, warn: Callable[[str], None], saved: _SavedStream | None = None, name: str = ""
     ) -> None:
+        self.drawn: list[Any] = []
         self.at, self.waits = 0, saved is not None
         self.name = name if saved is None else saved.name
         self._warn, self._saved = warn, saved
@@ -294,7 +296,7 @@ class _ForwardReader(Generic[T]):
         """The pass is over. What the loop may build anew for the next one is not kept."""
         self._saved = self.saved()
         self._source, self._keeper, self._items = (), None, None
-        self.at, self._told = 0, False
+        self.at, self._told, self.drawn = 0, False, []
 
     def saved(self) -> _SavedStream | None:
         if self._keeper is None or self._items is None:
@@ -330,7 +332,10 @@ class _ForwardReader(Generic[T]):
         if self._keeper is not None:
             self._keeper.load_state_dict(copy.deepcopy(saved.state))
         self._epoch, self.at = epoch, saved.at
-        self._items = iter(self._source)
+        items = self._items = iter(self._source)
+        for first in itertools.islice(items, 0 if self.at else 1):
+            self.first_item = told_by(first)
+            self._items = itertools.chain([first], items)
         return self._items
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import random
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
@@ -318,18 +319,9 @@ def test_a_stream_that_goes_on_at_sample_ten_million(kind, at, read):
     assert told == ([True] if kind is Counting else [])
 
 
-class Begun(IterableDataset[int]):
-    begun = 0
-
-    def __iter__(self) -> Iterator[int]:
-        self.begun += 1  # as a loader begins its workers
-        return iter(range(9))
-
-
 def test_an_iterator_is_read_once():
-    source = Begun()
-    assert Peers("a").draw({"a": source}, block=4) == {"a": [*range(9)]}
-    assert source.begun == 1
+    source = Counting(9)
+    assert Peers("a").draw({"a": source}, block=4) == {"a": [*range(source.read)]}
     drawn = Peers("a", "b").draw({name: iter(range(23)) for name in "ab"}, block=4)
     assert sorted([*drawn["a"], *drawn["b"]]) == list(range(23))
 
@@ -357,23 +349,45 @@ def test_the_end_of_the_run_ends_it_and_no_second_call_the_first():
     assert list(loop) == []
 
 
-@row(
-    "a shuffled loader within tqdm, `zip` or a generator", "told", "share the loader, and wrap that"
-)
-@pytest.mark.parametrize("seeded", [False, True])
+class Shuffled(IterableDataset[int]):
+    """Numbers, from a buffer that a generator of its own shuffles, or that of `random`."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._shuffle = random.shuffle if seed is None else random.Random(seed).shuffle
+
+    def __iter__(self) -> Iterator[int]:
+        left = list(range(40))
+        while left:
+            self._shuffle(left)
+            yield left.pop()
+
+
+@row("a shuffled loader within tqdm, `zip` or a generator", "shared", "in one order")
+@row("a stream that global generators shuffle", "shared", "in one order")
 @pytest.mark.parametrize(
     "wrapped",
-    [enumerate, iter, lambda loader: zip(loader, loader, strict=True), lambda x: (b for b in x)],
-    ids=["enumerate", "iter", "zip", "generator"],
+    [
+        *(enumerate, iter, lambda loader: zip(loader, loader, strict=True)),
+        *(lambda loader: (batch for batch in loader), lambda _: Shuffled()),
+    ],
+    ids=["enumerate", "iter", "zip", "generator", "a stream"],
 )
-def test_a_loader_whose_order_is_another_on_each_peer_is_told(wrapped, seeded):
-    generator = torch.Generator() if seeded else None
-    loader: Any = DataLoader(range(9), shuffle=True, generator=generator)  # type: ignore[arg-type]  # has indices
-    peers = Peers("a")
-    for _ in range(2):
-        list(peers.share("a", wrapped(loader)))
-    told = ["a DataLoader within this" in text for text in peers.warned]
-    assert told == ([] if seeded else [True])
+def test_what_is_shuffled_as_it_is_read_has_one_order_on_all_peers(wrapped):
+    peers, sources = Peers("a", "b"), {}
+    for name in "ab":
+        loader: Any = DataLoader(range(40), shuffle=True)  # type: ignore[arg-type]  # has indices
+        sources[name] = wrapped(loader)
+    drawn = peers.draw(sources, block=4)
+    items = [each[-1] if isinstance(each, tuple) else each for each in (*drawn["a"], *drawn["b"])]
+    assert sorted(map(int, items)) == list(range(40)) != items
+    assert not peers.tables.differing
+
+
+@row("a stream that generators of each peer's own shuffle", "told", "samples come twice or never")
+def test_a_stream_in_another_order_is_told_on_both_sides():
+    peers = Peers("a", "b")
+    peers.draw({"a": Shuffled(1), "b": Shuffled(2)})
+    assert peers.tables.differing == {"a": ["b"], "b": ["a"]}
 
 
 @pytest.mark.parametrize("source", [range(9), iter(range(9))], ids=["by index", "in order"])
