@@ -142,7 +142,7 @@ class Donors:
         self._plan, self._gossip, self._node = plan, gossip, node
         self._warnings = Warnings(node.log)
         self._aside: dict[str, float] = {}  # whose states were not to be had, until when
-        self._started: set[str] = set()  # donors that have begun the run as they were asked
+        self._started: dict[str, float] = {}  # donors that began the run as they were asked: when
         self._split: dict[int, tuple[int, int]] = {}  # what was to be adopted of the same version
         self._splits, self._next_split_at = 0, -math.inf
         self._unconfirmed: dict[str, float] = {}  # donors that too few confirm, since when
@@ -182,9 +182,10 @@ class Donors:
             self._begun = {}
             self._check_announced(donor, step, states)
         except (TransportError, TimeoutError, wire.WireError) as error:
-            if isinstance(error, wire.Again) and donor.peer not in self._started:
-                self._started.add(donor.peer)  # between its word and its answer
-                return False
+            if isinstance(error, wire.Again):  # between its word and its answer
+                began_at = self._started.setdefault(donor.peer, node.clock())
+                if node.clock() - began_at < _ASIDE_S:
+                    return False
             lasting = not isinstance(error, TransportError)
             self.set_aside(donor, str(error), _ASIDE_S if lasting else _RETRY_S)
             return False
