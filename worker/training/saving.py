@@ -175,7 +175,11 @@ class Saver:
     def begin(self, step: int, snapshot: Callable[[], Snapshot]) -> Future[None]:
         """Begins one: it ends beside the training."""
         self._began_s = time.monotonic()
-        tensors, values = snapshot()
+        try:
+            tensors, values = snapshot()
+        except (MemoryError, RuntimeError) as error:  # torch's, where there is no room for a copy
+            self._saving = self._thread.submit(self._fail, step, error)
+            return self._saving
         copied_s = time.monotonic() - self._began_s
         self._saving = self._thread.submit(self._save, step, tensors, values, copied_s)
         return self._saving
@@ -194,11 +198,7 @@ class Saver:
         try:
             self.path = checkpoint.save(self._folder, step, tensors, values)
         except Exception as error:  # of the disk, or of values that no file can hold
-            if not self.failed:  # it is told once, and tried again each time
-                why = error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-                text = f"no checkpoint at step {step}: {why}; training goes on"
-                self._log(new_event("warning", text=text))
-            self.failed = True
+            self._fail(step, error)
         else:
             self.failed = False
             busy = self._copying is not None and not self._copying.done()
@@ -221,6 +221,18 @@ class Saver:
                 f"that they take {100 * SHARE:.0f} % of the time"
             )
             self._log(new_event("warning", text=text))
+
+    def _fail(self, step: int, error: Exception) -> None:
+        """It is told once, and tried again each time."""
+        if not self.failed:
+            why = (
+                error
+                if isinstance(error, OSError)
+                else f"{type(error).__name__}: {one_line(error)}"
+            )
+            text = f"no checkpoint at step {step}: {why}; training goes on"
+            self._log(new_event("warning", text=text))
+        self.failed = True
 
     def _copy(self, path: Path) -> None:
         assert self._copies is not None

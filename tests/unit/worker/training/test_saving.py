@@ -35,6 +35,9 @@ class Case:
 
     def _snapshot(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
         self.now_s += self.costs[0]
+        if isinstance(self.fails, MemoryError):
+            self.steps.append(0)
+            raise self.fails
         return {}, {}
 
     def _save(self, _folder: Path, step: int, *_: object) -> Path:
@@ -69,10 +72,14 @@ def test_checkpoints_take_three_percent_whatever_is_asked(monkeypatch, every_s, 
 
 @pytest.mark.parametrize(
     ("fails", "says"),
-    [(OSError(28, "No space"), "[Errno 28] No space"), (KeyError("dtype"), "KeyError: 'dtype'")],
+    [
+        (OSError(28, "No space"), "[Errno 28] No space"),
+        (KeyError("dtype"), "KeyError: 'dtype'"),
+        (MemoryError("no room"), "MemoryError: no room"),
+    ],
 )
 def test_one_that_fails_is_told_once_and_tried_again(monkeypatch, fails, says):
-    """A full disk, or what no file can hold."""
+    """A full disk, what no file can hold, or no memory for a copy."""
     case = Case(monkeypatch, 10.0, (0.0, 0.0))
     case.fails = fails
     case.train(35)
