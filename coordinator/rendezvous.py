@@ -264,4 +264,5 @@ class CoordinatorRun:
 
     def _say(self, event: Event, line: str) -> None:
         shown = f"{time.monotonic() - self._began_s:.1f} s  {line}"
-        print_line(json.dumps(event, default=str) if self._as_json else shown)
+        line = json.dumps(event, default=str) if self._as_json else shown
+        print_line(line, waits=self._as_json)

@@ -3,10 +3,12 @@
 import errno
 import json
 import os
+import select
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 RESULTS = "results.json"  # in a worker's folder: what all peers of the run have come to
 LOG_BYTES = 64 << 20  # of a log, and as much of its earlier part
@@ -84,9 +86,27 @@ class LineLog:
         self._bytes = os.fstat(self._file).st_size
 
 
-def print_line(line: str) -> None:
-    """Prints on stdout; a reader that went away, or a full disk below, is no error."""
+_skipped = [0]  # lines
+
+
+def takes_lines(stream: IO[str]) -> bool:
+    """Tells whether a line can be printed at once, not where a terminal is stopped or a pipe full:
+    a peer must not wait there. How many lines were left out is printed before the next."""
+    with suppress(OSError, TypeError, ValueError):  # it is no file
+        if not select.select([], [stream], [], 0)[1]:
+            _skipped[0] += 1
+            return False
+    if _skipped[0]:
+        print(f"{_skipped[0]} lines are missing here, as nothing took them", file=stream)
+        _skipped[0] = 0
+    return True
+
+
+def print_line(line: str, *, waits: bool = False) -> None:
+    """Prints on stdout; a reader that went away, or a full disk below, is no error. Args: waits:
+    until it is taken, else the line may be left out."""
     try:
-        print(line, flush=True)
+        if waits or takes_lines(sys.stdout):
+            print(line, flush=True)
     except OSError:  # what it could not write it would try again at the end, and raise
         sys.stdout = open(sys.stdout.fileno(), "w", closefd=False, errors="replace")  # noqa: SIM115

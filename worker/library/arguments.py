@@ -24,6 +24,7 @@ from murmuration.protos.addresses import split_address
 from murmuration.protos.documents import first_difference
 from murmuration.protos.events import NO_END
 from murmuration.protos.figures import is_utf8
+from murmuration.protos.files import takes_lines
 from murmuration.worker.cli.options import RunFlags
 from murmuration.worker.config import Config, load_config
 from murmuration.worker.errors import ConfigError, ManifestRefused, MurmurError, UsageError
@@ -103,7 +104,7 @@ class LoopLines:
         least = max(log.level or logging.INFO, logging.root.manager.disable + 1)
         if log.hasHandlers():
             log.log(level, "%s", said)
-        elif self._lines is None and level >= least:
+        elif self._lines is None and level >= least and takes_lines(sys.stderr):
             print(f"murmuration: {said}", file=sys.stderr, flush=True)
 
 

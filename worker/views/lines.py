@@ -13,7 +13,7 @@ from murmuration.protos import events, figures
 from murmuration.protos.addresses import is_loopback, public_address, split_address
 from murmuration.protos.events import NO_END, Event, float_of, int_of, names_of, text_of
 from murmuration.protos.exit_codes import exit_words
-from murmuration.protos.files import print_line
+from murmuration.protos.files import print_line, takes_lines
 
 _SILENCE_S = 30.0
 _MAX_SEEN = 10_000
@@ -256,7 +256,8 @@ class _Lasting:
 
     def write(self, text: str) -> None:
         try:
-            print(text, end="", file=self._stream, flush=True)
+            if takes_lines(self._stream):
+                print(text, end="", file=self._stream, flush=True)
         except OSError:  # what is held by now has to go somewhere too, at the end at the latest
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
@@ -274,7 +275,7 @@ _NEEDED = (
 
 
 def announce_as_json(event: Event) -> None:
-    print_line(json.dumps(event))
+    print_line(json.dumps(event), waits=True)
 
 
 class PlainLines:

@@ -1,12 +1,14 @@
 """Files, logs and stdout on a disk that is full."""
 
+import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from murmuration.protos.files import LineLog, write_atomically
+from murmuration.protos.files import LineLog, print_line, write_atomically
 from tests.support.full_disk import no_file_above
 
 
@@ -50,3 +52,21 @@ def test_a_line_on_a_full_disk_is_no_error_then_nor_at_the_end():
     with open("/dev/full", "w") as full:
         ended = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE)
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_a_line_that_nothing_takes_holds_nobody_up_and_is_counted(monkeypatch):
+    """A full pipe; a stopped terminal is one too."""
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writes, bytes(4096))
+    os.set_blocking(writes, True)
+    with open(reads, "rb") as pipe, open(writes, "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        for _ in range(2):
+            print_line("lost")
+        assert set(os.read(pipe.fileno(), 1 << 20)) == {0}
+        print_line("told")
+        told = os.read(pipe.fileno(), 1 << 20)
+    assert told == b"2 lines are missing here, as nothing took them\ntold\n"
