@@ -9,7 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -115,6 +115,17 @@ def alone_in(out: Path) -> Iterator[None]:
                     for folder in made:
                         folder.rmdir()
             raise
+
+
+def hold(out: Path, until: ExitStack) -> bool:
+    """Tells whether nobody else writes there, and lets nobody until the stack closes."""
+    with suppress(OSError):  # the file system has no locks, or no room
+        out.mkdir(parents=True, exist_ok=True)
+        try:
+            until.enter_context(FileLock(out / _LOCK, timeout=0))
+        except Timeout:
+            return False
+    return True
 
 
 def is_taken(out: Path) -> bool:

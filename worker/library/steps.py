@@ -182,12 +182,12 @@ def catch_up(schedulers: Iterable[Any], step: int, every: int) -> None:
         advance(inner, step // every * times - position)
 
 
-def left_behind(optimizers: Sequence[Optimizer]) -> list[str]:
-    """Finds the schedulers that have taken one step, as these optimizers have, by name."""
+def left_behind(optimizers: Sequence[Optimizer]) -> list[LRScheduler]:
+    """Finds the schedulers that have taken one step, as these optimizers have."""
     found = [each for each in gc.get_objects() if issubclass(type(each), LRScheduler)]
     within = {id(part) for each in found for part in getattr(each, "_schedulers", ())}
     mine = (s for s in found if id(s) not in within and any(s.optimizer is o for o in optimizers))
-    return [type(each).__name__ for each in mine if _steps_of(each) == 1]
+    return [each for each in mine if _steps_of(each) == 1]
 
 
 def follows_position(scheduler: Any) -> bool:

@@ -29,7 +29,7 @@ from murmuration.protos.addresses import is_loopback, public_address, served_at,
 from murmuration.protos.events import NO_END, new_event
 from murmuration.worker.config import fragments_of
 from murmuration.worker.errors import UsageError
-from murmuration.worker.folder import EventLog, remembered
+from murmuration.worker.folder import EventLog, hold, remembered
 from murmuration.worker.identity.authority import Credentials
 from murmuration.worker.identity.certificates import Identity
 from murmuration.worker.identity.tokens import token_from
@@ -38,7 +38,7 @@ from murmuration.worker.library import arguments as args
 from murmuration.worker.library.hooks import UserReplica
 from murmuration.worker.library.share import Shares
 from murmuration.worker.library.site import Site, SiteRank, SwarmProgress, agreed, is_site
-from murmuration.worker.library.steps import StepListener, catch_up, left_behind
+from murmuration.worker.library.steps import StepListener, catch_up, follows_position, left_behind
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.node.admission import Admission, Newcomer
 from murmuration.worker.node.node import NodeConfig
@@ -47,6 +47,7 @@ from murmuration.worker.training import outer_state
 from murmuration.worker.training.loop import AWAIT_OTHERS_S, Session, TrainingLoop
 from murmuration.worker.training.mailbox import Mailbox, Stop
 from murmuration.worker.training.model import trained_parameters
+from murmuration.worker.training.optimizers import rates_of
 from murmuration.worker.views import PagePlace
 from murmuration.worker.wire import tensor_hash
 
@@ -65,6 +66,7 @@ _STEPLESS = "nothing is shared, as no optimizer has stepped: train the model, no
 _NEVER = 1 << 62
 
 _entered: WeakSet["Swarm"] = WeakSet()
+_going_on: dict[str, str] = {}  # peers of the runs that this process has left, with addresses
 
 
 class Swarm(StepListener):
@@ -209,7 +211,8 @@ class Swarm(StepListener):
         self._resumed_s, self._moves = 0.0, 0
         self._wrote_at: Tensor | int = _NEVER  # first, between steps, as a clamp: by inner steps
         self._saved_model = ""  # the hash of what the loaded state goes with
-        self._at_anchor = self._told_over = self._told_frozen = False
+        self._at_anchor = self._told_over = self._told_frozen = self._knows_step = False
+        self._rates: list[float] = []  # early in a run under way
         self._site: Site | None = None
         self._strides, self._meets_at = tuple[int, ...](), 0
         if is_site():
@@ -255,6 +258,7 @@ class Swarm(StepListener):
         )
         with ExitStack() as opening:
             opening.callback(events.close)
+            self._tell_beginning(opening)
             self._steps = opening.enter_context(self._replica.followed(self))
             opening.callback(self._session.close)
             with self._speaking():
@@ -286,6 +290,20 @@ class Swarm(StepListener):
         self._replica.mark()
         return self
 
+    def _tell_beginning(self, opening: ExitStack) -> None:
+        if self._out is not None and not hold(self._out, opening):
+            self.warn(
+                f"out={str(self._out)!r}: another process writes its events and the members that "
+                "it knows there too; give each peer a folder of its own"
+            )
+        if _going_on and not (self._node.joins or self._node.remembered):
+            names, address = ", ".join(_going_on), next(iter(_going_on.values()))
+            self.warn(
+                "this begins another run, and the one that this process left goes on with "
+                f"{names}: to go on in that one say join={public_address(address)!r}"
+            )
+        _going_on.clear()
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
@@ -295,14 +313,24 @@ class Swarm(StepListener):
         with self._open:
             self._shares.end()
             if error is None or kind is GeneratorExit:  # a generator ends like its loop
-                with self._speaking():
-                    self._end()
-                    self._inside = False
+                try:
+                    with self._speaking():
+                        self._end()
+                        self._inside = False
+                except BaseException as another:
+                    self._break_off(another, " early, and the model is this peer's own")
+                    raise
             else:
-                if not isinstance(error, Exception) and (lost := self._loop.unsent_steps):
-                    self.warn(f"{error!r} ends the block: its last {lost} steps are in no round")
-                self._inside = False
-                self._loop.handle(Stop(f"{type(error).__name__} in the training loop"))
+                self._break_off(error)
+
+    def _break_off(self, error: BaseException, how: str = "") -> None:
+        lost = self._loop.unsent_steps
+        if not isinstance(error, Exception) and (lost or how):
+            self.warn(f"{error!r} ends the block{how}: its last {lost} steps are in no round")
+        assert self._session is not None
+        _going_on.update({each.peer: each.address for each in self._session.others})
+        self._inside = False
+        self._loop.handle(Stop(f"{type(error).__name__} in the training loop"))
 
     @staticmethod
     def leave_all() -> None:
@@ -359,6 +387,7 @@ class Swarm(StepListener):
         else:  # nothing is exchanged, and all stays in the model
             loop.apply_in_flight()
         everybody = loop.stopped is None and loop.leave(session.all_leave, AWAIT_OTHERS_S)
+        _going_on.update({} if everybody else {e.peer: e.address for e in session.others})
         others = [] if everybody else [each.peer for each in session.others]
         event = new_event("left", step=loop.step, unsent_steps=loop.unsent_steps, others=others)
         self._log(event | {"apart": bool(others) and self._config.plan.consensus})
@@ -439,18 +468,34 @@ class Swarm(StepListener):
         if loop.step % (2 * self._config.plan.inner_steps) == 0:
             self._tell_frozen()
             self._tell_late_writes()
+            self._tell_rates()
         if moves:
             self._resumed_s = time.monotonic()
 
     def _tell_at_second_step(self) -> None:
         step = self._loop.step
         behind = step > self._config.plan.inner_steps + 10
-        for name in left_behind(self._replica.optimizers) if behind else ():
-            self.warn(f"{name} is at step 1, the run at {step}: swarm.catch_up(scheduler)")
+        late = left_behind(self._replica.optimizers) if behind else []
+        for each in late:
+            its = "swarm.catch_up(scheduler)" if follows_position(each) else "set its rate by hand"
+            self.warn(f"{type(each).__name__} is at step 1, the run at {step}: {its}")
+        if behind and not (late or self._resumes):
+            self._rates = [*rates_of(self._replica.optimizers)]
         queues = [n for f in self._loop.fragments if self._site is None for n in f.queues()]
         if queues and self._loop.exchanges:
             told = f"rounds average the buffers {', '.join(queues)}, where steps replace values: "
             self.warn(told + "register what is no average, as a queue, with persistent=False")
+
+    def _tell_rates(self) -> None:
+        """A schedule by hand, or by a loss, that begins in a run under way."""
+        rates = rates_of(self._replica.optimizers)
+        moved = any(rate != first for rate, first in zip(rates, self._rates, strict=False))
+        if moved and not self._knows_step:
+            self.warn(
+                "the learning rate changes in this loop, which came to a run under way and does "
+                f"not read swarm.step, {self._loop.step} by now: set the rate by that"
+            )
+            self._rates = []
 
     def _tell_late_writes(self) -> None:
         late = self._config.plan.inner_steps < (at := int(self._wrote_at)) < _NEVER
@@ -472,7 +517,7 @@ class Swarm(StepListener):
     def _settle_ahead(self) -> None:
         if self._site is not None:
             self._strides = self._loop.agree_ahead()
-            self._meets_at = self.step + sum(self._strides)
+            self._meets_at = self._loop.step + sum(self._strides)
 
     def _others_step(self, optimizer: Optimizer, tensors: int) -> None:
         self.warn(
@@ -500,6 +545,7 @@ class Swarm(StepListener):
     @property
     def step(self) -> int:
         """Position in the run's schedule, from 0. Joining a run under way begins further on."""
+        self._knows_step = True
         return self._loop.step
 
     @property
@@ -690,7 +736,9 @@ class Swarm(StepListener):
         return found
 
     def _progress(self) -> SwarmProgress:
-        return SwarmProgress(self.step, self._strides, self.steps, self.done, self.name, self.peers)
+        return SwarmProgress(
+            self._loop.step, self._strides, self.steps, self.done, self.name, self.peers
+        )
 
     def _speaking(self) -> AbstractContextManager[None]:
         """Around all that reads or writes parameters: on a site the other ranks take part."""

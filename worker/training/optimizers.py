@@ -10,7 +10,7 @@ package:factory     called with the parameters
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import unwrap
 from typing import Any
@@ -180,6 +180,12 @@ def advance(scheduler: Any, times: int) -> None:
         warnings.simplefilter("ignore")  # that no optimizer has stepped in between
         for _ in range(times):
             scheduler.step()
+
+
+def rates_of(optimizers: Iterable[Optimizer]) -> Iterator[float]:
+    """Gives the learning rates of all groups of parameters that have one."""
+    groups = (group for each in optimizers for group in each.param_groups)
+    return (float(group["lr"]) for group in groups if "lr" in group)
 
 
 def inner_optimizers(

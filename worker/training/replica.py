@@ -16,7 +16,7 @@ from murmuration.worker.tasks import Cursor, SchedulesItself, Task, next_batch
 from murmuration.worker.training.device import device_of, moved
 from murmuration.worker.training.mailbox import IterationOver, StageJob
 from murmuration.worker.training.model import running_statistics, trained_parameters
-from murmuration.worker.training.optimizers import InnerConfig, advance, inner_optimizers
+from murmuration.worker.training.optimizers import InnerConfig, advance, inner_optimizers, rates_of
 from murmuration.worker.wire import are_finite
 
 if TYPE_CHECKING:
@@ -55,9 +55,7 @@ class Replica:
     @property
     def learning_rate(self) -> float | None:
         """The last step's, of the first group of parameters; None where there is none."""
-        rates = (group["lr"] for each in self.optimizers for group in each.param_groups)
-        rate = next(rates, None)
-        return None if rate is None else float(rate)
+        return next(rates_of(self.optimizers), None)
 
     @property
     def last_gradient_norm(self) -> float | None:
@@ -114,7 +112,7 @@ class InnerReplica(Replica):
         self._schedulers = [
             task.scheduler(each) for each in self.optimizers if isinstance(task, SchedulesItself)
         ]
-        self._peaks = [[g["lr"] for g in each.param_groups] for each in self.optimizers]
+        self._peaks = [[g.get("lr", 0.0) for g in each.param_groups] for each in self.optimizers]
         self.lr_factor, self._scheduled = 1.0, 0
         self._norm: Tensor | None = None  # before clipping
         self._device = device_of(model)

@@ -72,16 +72,6 @@ def until_alone(peer: Peer, preset: str) -> dict[str, Any]:
     return result_of(swarm, model)
 
 
-def alone(peer: Peer) -> dict[str, Any]:
-    """39 steps of a peer without others, and what it holds as the block ends."""
-    model, optimizer = model_of()
-    with murmuration.Swarm(model, optimizer, inner_steps=H, **peer.arguments) as swarm:
-        for _ in range(39):
-            step(model, optimizer)
-        held = values(model)
-    return {**result_of(swarm, model), "as_it_was": torch.equal(held, values(model))}
-
-
 def fails(peer: Peer) -> dict[str, Any]:
     """The second loop ends with an error that is caught: its model stays as it was."""
     model, optimizer = model_of()
@@ -94,6 +84,8 @@ def fails(peer: Peer) -> dict[str, Any]:
                 raise ZeroDivisionError
     except ZeroDivisionError:
         assert torch.equal(held, values(model))
+        with murmuration.Swarm(*model_of()):
+            pass
     return result_of(swarm, model)
 
 
@@ -165,19 +157,14 @@ def test_a_peer_that_leaves_pairs_says_that_its_model_is_its_own(tmp_path):
     assert left(tmp_path, 1)["apart"] is True
 
 
-@row("a peer without others", "shared", "the model keeps what it has learned since the last round")
-def test_a_peer_alone_keeps_what_it_has_learned(tmp_path):
-    (outcome,) = run(tmp_path, alone)
-    assert (outcome.value["as_it_was"], outcome.value["rounds"]) == (True, 1), outcome
-    assert left(tmp_path, 0)["unsent_steps"] == 19
-
-
 @row("an error in the loop", "told", "the parameters stay as they are; the others go on")
+@row("a notebook's cell that begins a run, and is run again", "told", "how to join the others")
 def test_a_loop_that_fails_keeps_its_model(tmp_path):
     goes_on, failed = run(tmp_path, fails, fails)
     assert (goes_on.error, failed.error) == ("", "")
     assert goes_on.value["moved"]
     assert failed.value["moved"]
+    assert "the one that this process left goes on with p0: to go on in that one" in failed.log
 
 
 def never_left(peer: Peer) -> dict[str, Any]:

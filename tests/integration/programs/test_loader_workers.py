@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import murmuration
 from murmuration.worker.tasks import Batch, Cursor
@@ -157,14 +157,6 @@ def test_what_is_forked_keeps_no_port(tmp_path):
         socket.create_server((host, int(port))).close()
 
 
-class Pairs(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    def __len__(self) -> int:
-        return 32
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.full((4,), index / 32), torch.ones(1)
-
-
 class Loaded:
     """A task whose samples are loaded by workers."""
 
@@ -177,7 +169,8 @@ class Loaded:
             return torch.nn.Linear(4, 1)
 
     def loader(self) -> DataLoader[Any]:
-        return DataLoader(Pairs(), batch_size=8, shuffle=True, num_workers=2)
+        pairs = TensorDataset(torch.arange(128.0).view(32, 4) / 128, torch.ones(32, 1))
+        return DataLoader(pairs, batch_size=8, shuffle=True, num_workers=2)
 
     def batches(self, split: str, cursor: Cursor) -> Iterator[Batch]:
         while True:

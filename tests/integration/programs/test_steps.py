@@ -150,18 +150,6 @@ def by_hand(peer: Peer) -> dict[str, Any]:
     return train(peer, a_round, all_of)
 
 
-def critic_outside(peer: Peer) -> dict[str, Any]:
-    critic = nn.Linear(4, 1)
-    step = torch.optim.SGD(critic.parameters(), lr=0.01).step
-
-    def a_round(loop: Loop) -> None:
-        plain(loop)
-        critic(torch.ones(1, 4)).sum().backward()
-        step()
-
-    return train(peer, a_round, all_of)
-
-
 def check(outcomes: list[Outcome]) -> None:
     assert [each.error for each in outcomes] == ["", ""], outcomes
     first, second = (each.value for each in outcomes)
@@ -197,13 +185,6 @@ def test_a_loop_without_any_step_of_an_optimizer_is_an_error(tmp_path):
         assert outcome.error.startswith("UsageError: the parameters have moved, and no step")
 
 
-@row("a second model outside the swarm (a GAN's critic)", "told", "a warning says how to add it")
-def test_an_optimizer_of_a_model_outside_is_told(tmp_path):
-    outcomes = run(tmp_path, critic_outside, critic_outside)
-    check(outcomes)
-    assert "SGD steps 2 parameters that are in no swarm" in outcomes[0].log
-
-
 def copied_before(peer: Peer, seed: int) -> dict[str, Any]:
     loop = Loop(peer)
     torch.manual_seed(seed * peer.index)
@@ -236,6 +217,20 @@ def rates_of_a_loop(peer: Peer) -> dict[str, Any]:
     return {"seen": seen, "end": swarm.step}
 
 
+def rates_by_hand(peer: Peer, reads: bool) -> int:
+    model = Regression()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with murmuration.Swarm(model, optimizer, **peer.arguments) as swarm:
+        for step in range(swarm.step, 60) if reads else range(20):
+            optimizer.param_groups[0]["lr"] = 0.01 * (1 - step / 60)
+            optimizer.step()
+    return (peer.out / "events.jsonl").read_text().count("does not read swarm.step")
+
+
 @row("A loop that joins under way, with a schedule", "shared", "`swarm.catch_up(scheduler)`")
+@row("the same with rates by hand, or by a loss", "told", "set them by `swarm.step`")
 def test_a_loop_that_joins_goes_on_at_the_learning_rate_of_the_run(tmp_path):
-    check_rates(rates_beside(tmp_path, starts, rates_of_a_loop))
+    check_rates(rates_beside(tmp_path / "followed", starts, rates_of_a_loop))
+    for reads in (False, True):
+        loop = partial(rates_by_hand, reads=reads)
+        assert rates_beside(tmp_path / str(reads), starts, loop) == (not reads)

@@ -81,13 +81,22 @@ def test_the_block_ends_with_the_anchor_and_the_anchor_can_be_looked_at_before(p
         pass
 
 
+@row("a peer without others", "shared", "the model keeps what it has learned since the last round")
 def test_a_loop_without_an_end_ends_with_its_block(tmp_path):
     model, optimizer = model_of()
     with Swarm(model, optimizer, inner_steps=2, out=tmp_path / "deep" / "er") as swarm:
         for _, _ in zip(range(5), swarm.shard(range(100)), strict=False):
             one_step(model, optimizer)
         assert swarm.step == 5
-    assert [event["event"] for event in events(tmp_path / "deep" / "er")].count("round") == 2
+        held = values(model)
+        with Swarm(*model_of(), out=tmp_path / "deep" / "er"):
+            pass
+    assert torch.equal(held, values(model))
+    kinds = [event["event"] for event in events(tmp_path / "deep" / "er")]
+    assert kinds.count("round") == 2
+    assert events(tmp_path / "deep" / "er")[-1]["unsent_steps"] == 1
+    told = [e["text"] for e in events(tmp_path / "deep" / "er") if e["event"] == "warning"]
+    assert ["another process writes its events" in text for text in told] == [True, False]
 
 
 def test_an_exception_leaves_the_parameters_as_they_are():

@@ -18,9 +18,10 @@ ONES = torch.ones(2, 3)
 
 
 class OwnWeights(SGD):
-    """Steps weights of its own, and copies them into the parameters."""
+    """Steps weights of its own, at no rate, and copies them into the parameters."""
 
     def step(self, closure: Any = None) -> None:
+        self.param_groups[0].pop("lr", None)
         for p in self.param_groups[0]["params"]:
             own = self.state[p].setdefault("own", p.detach().clone())
             p.data.copy_(own.sub_(0.01 * p.grad))
@@ -146,17 +147,23 @@ def test_l_bfgs_takes_no_round_for_its_own_step():
 
 
 @row("`sys.exit()` or Ctrl-C within the block", "told", "how many steps no round has")
-def test_steps_that_are_lost_by_an_exit_are_told(tmp_path):
-    def exits(loop: Loop, place: int) -> None:
+@row("a second Ctrl-C, while the block ends", "told", "the model is this peer's own")
+@pytest.mark.parametrize("early", [True, False])
+def test_steps_that_are_lost_by_an_exit_are_told(early, tmp_path, monkeypatch):
+    def exits(loop: Loop | None, place: int = H + 1) -> None:
         if place == H + 1:
             raise SystemExit(0)
 
+    if not early:
+        monkeypatch.setattr(Swarm, "_end", exits)
     with pytest.raises(SystemExit):
-        Loop(tmp_path).warnings(exits)
-    told = "SystemExit(0) ends the block: its last 2 steps are in no round"
+        Loop(tmp_path).warnings(exits if early else lambda *_: None)
+    how, lost = ("", 2) if early else (" early, and the model is this peer's own", STEPS % H)
+    told = f"SystemExit(0) ends the block{how}: its last {lost} steps are in no round"
     assert told in (tmp_path / "events.jsonl").read_text()
 
 
+@row("a second model outside the swarm (a GAN's critic)", "told", "a warning says how to add it")
 @row("a copy of the model with an optimizer of its own, as in meta-learning", "told", "once")
 def test_copies_that_are_trained_beside_the_model_are_told_once(tmp_path):
     def copies(loop: Loop, place: int) -> None:
