@@ -14,7 +14,7 @@ import torch
 import murmuration
 from murmuration.worker.catchup import bootstrap
 from murmuration.worker.folder import remembered
-from tests.support.peers import Peer, peers, row, values
+from tests.support.peers import Peer, peers, row
 
 H = 20
 QUICK = {"membership.probe_timeout_s": 0.5, "membership.suspicion_factor": 1.0}
@@ -116,13 +116,14 @@ def tries_several(peer: Peer) -> float:
     return trains(peer, join=["127.0.0.1:9", peer.address])
 
 
+@row("A notebook, or an async program: an event loop runs already", "shared", "as elsewhere")
 @row(
     "The peers are started in any order",
     "shared",
     "a joiner tries on for `wait_s`, and a warning says whom it tries",
 )
 def test_joiners_may_start_first(tmp_path):
-    with peers(tmp_path, trains, trains, tries_several) as found:
+    with peers(tmp_path, *[trains_in_a_notebook] * 2, tries_several) as found:
         joiners = [found.start(1), found.start(2)]
         for each in joiners:
             each.wait_for(says(f"{found.address}: connection refused; check the address"), "a word")
@@ -130,12 +131,6 @@ def test_joiners_may_start_first(tmp_path):
         outcomes = [found.outcome(index) for index in range(3)]
         assert [each.error for each in outcomes] == [""] * 3, outcomes
         assert len({each.value for each in outcomes}) == 1
-
-
-@row("A notebook, or an async program: an event loop runs already", "shared", "as elsewhere")
-def test_an_event_loop_may_run_already(tmp_path):
-    first, second = values(tmp_path, trains_in_a_notebook, trains_in_a_notebook)
-    assert first == second
 
 
 def endless(peer: Peer) -> None:

@@ -1,6 +1,5 @@
 """How a loop ends: what was learned since the last round is shared, or stays in the model."""
 
-import atexit
 import json
 import time
 from collections.abc import Sequence
@@ -165,23 +164,3 @@ def test_a_loop_that_fails_keeps_its_model(tmp_path):
     assert goes_on.value["moved"]
     assert failed.value["moved"]
     assert "the one that this process left goes on with p0: to go on in that one" in failed.log
-
-
-def never_left(peer: Peer) -> dict[str, Any]:
-    """A Swarm that is entered by hand, in a program that ends within its block."""
-    model, optimizer = model_of()
-    swarm = murmuration.Swarm(model, optimizer, inner_steps=H, **peer.arguments).__enter__()
-    for _ in range(15):
-        step(model, optimizer)
-    atexit._run_exitfuncs()  # the harness ends without
-    with pytest.raises(murmuration.UsageError, match="was entered before"):
-        swarm.__enter__()
-    return {}
-
-
-@row("a program that ends within the block", "told", "a warning says how many steps no round has")
-@row("a Swarm that is entered twice", "refused", "make one for each block")
-def test_a_program_that_ends_within_the_block_says_so(tmp_path):
-    (outcome,) = run(tmp_path, never_left)
-    assert outcome.error == ""
-    assert "its last 15 steps are in no round" in outcome.log

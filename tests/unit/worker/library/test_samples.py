@@ -241,6 +241,7 @@ DIFFERENT: dict[str, Callable[[int], Any]] = {
 
 
 @pytest.mark.parametrize("kind", DIFFERENT)
+@row("`random_split` without a generator: training draws what is held out", "told", "by both")
 @row(
     "other data or another order on each peer",
     "told",

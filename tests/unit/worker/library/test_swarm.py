@@ -55,6 +55,7 @@ def events(out: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("preset", ["diloco", "local"])
+@row("a Swarm that is entered twice", "refused", "make one for each block")
 def test_the_block_ends_with_the_anchor_and_the_anchor_can_be_looked_at_before(preset):
     """Where nothing is exchanged, that is the model."""
     model, optimizer = model_of()
@@ -92,10 +93,9 @@ def test_a_loop_without_an_end_ends_with_its_block(tmp_path):
         with Swarm(*model_of(), out=tmp_path / "deep" / "er"):
             pass
     assert torch.equal(held, values(model))
-    kinds = [event["event"] for event in events(tmp_path / "deep" / "er")]
-    assert kinds.count("round") == 2
-    assert events(tmp_path / "deep" / "er")[-1]["unsent_steps"] == 1
-    told = [e["text"] for e in events(tmp_path / "deep" / "er") if e["event"] == "warning"]
+    found = events(tmp_path / "deep" / "er")
+    assert ([e["event"] for e in found].count("round"), found[-1]["unsent_steps"]) == (2, 1)
+    told = [event["text"] for event in found if event["event"] == "warning"]
     assert ["another process writes its events" in text for text in told] == [True, False]
 
 

@@ -1,5 +1,6 @@
 """A program's writes into parameters beside its steps, and copies of them: told, or right."""
 
+import atexit
 import copy
 from collections.abc import Callable
 from pathlib import Path
@@ -160,6 +161,17 @@ def test_steps_that_are_lost_by_an_exit_are_told(early, tmp_path, monkeypatch):
         Loop(tmp_path).warnings(exits if early else lambda *_: None)
     how, lost = ("", 2) if early else (" early, and the model is this peer's own", STEPS % H)
     told = f"SystemExit(0) ends the block{how}: its last {lost} steps are in no round"
+    assert told in (tmp_path / "events.jsonl").read_text()
+
+
+@row("a program that ends within the block", "told", "a warning says how many steps no round has")
+def test_a_program_that_ends_within_the_block_says_so(tmp_path, monkeypatch):
+    ends, loop = list[Callable[[], None]](), Loop(tmp_path)
+    monkeypatch.setattr(atexit, "register", ends.append)
+    with Swarm(loop.model, loop.optimizer, out=tmp_path):
+        loop.optimizer.step()
+        ends.pop()()
+    told = "ends within the block of a Swarm: its last 1 steps are in no round"
     assert told in (tmp_path / "events.jsonl").read_text()
 
 
