@@ -74,7 +74,6 @@ def run_worker(config: Config, options: WorkerOptions) -> int:
     few = supervision.few_open_files(supervision.allow_open_files())
     folder, fresh = options.out / CHECKPOINTS, options.resume is False
     worker: Worker | None = None
-    # A worker that loads a model, also on its way to another stage, has nobody yet to answer.
     systemd = supervision.Systemd().watched(lambda: worker.answers() if worker else None)
     with alone_in(options.out), systemd:
         copies = RemoteCopies.begun(config.checkpoint, folder, fresh=fresh)
@@ -130,7 +129,7 @@ class Worker:
         self._code = ExitCode.DONE  # unless something fails
         self._noticed = False  # that the machine will go away
         self._done = False  # all that there was to do
-        self.answers: Callable[[], object] = lambda: None  # raises if it is not well
+        self.answers: Callable[[], object] = lambda: None  # nothing does while it loads a model
         self.goes_on: WorkerOptions | None = None  # as what, after a move to another stage
 
     def warn(self, text: str) -> None:

@@ -47,7 +47,6 @@ _UNREADABLE = (
     *(ValueError, TypeError, KeyError, UnsupportedAlgorithm, x509.InvalidVersion),
     *(x509.DuplicateExtension, x509.ExtensionNotFound, x509.UnsupportedGeneralNameType),
 )
-_MAX_KEPT_BYTES = 64 * 1024  # of a file here
 _CLOCKS_APART = datetime.timedelta(days=30)  # that clocks may be behind the authority's
 _certificate = x509.load_pem_x509_certificate
 
@@ -103,11 +102,11 @@ class Identity:
         for name in (_CERTIFICATE, _AUTHORITY):
             check_private(kept / name, writing=True)
         try:
-            identity = cls.of(
-                *map(read_kept, (kept / _KEY, kept / _CERTIFICATE, kept / _AUTHORITY))
-            )
+            parts = [read_kept(kept / name) for name in (_KEY, _CERTIFICATE, _AUTHORITY)]
+            identity = cls.of(*parts)
         except (OSError, IdentityError) as error:
             raise IdentityError(f"{kept}: {error}; remove it, and join with a new token") from error
+        identity.check_begun()
         if identity.expires < datetime.datetime.now(datetime.UTC):
             raise IdentityError(
                 f"{kept}: its certificate has expired on {identity.expires:%Y-%m-%d}; remove it, "
@@ -125,6 +124,13 @@ class Identity:
     @property
     def expires(self) -> datetime.datetime:
         return _certificate(self.certificate).not_valid_after_utc
+
+    def check_begun(self) -> None:
+        """Raises IdentityError: this machine's clock is behind by months."""
+        begins = _certificate(self.certificate).not_valid_before_utc
+        if begins > datetime.datetime.now(datetime.UTC):
+            text = f"the certificate of {self.name} begins on {begins:%Y-%m-%d}"
+            raise IdentityError(f"{text}: this machine's clock is behind; set it")
 
     @property
     def renewed_from(self) -> datetime.datetime:
@@ -322,7 +328,7 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
 
 def read_kept(path: Path) -> bytes:
     """Reads a key, a certificate or a token. Raises OSError, as for a pipe."""
-    return read_ordinary(path, _MAX_KEPT_BYTES)
+    return read_ordinary(path, 64 * 1024)
 
 
 def write_secret(path: Path, content: bytes) -> None:

@@ -32,7 +32,8 @@ class Token:
         return self.identity.name
 
     def check_date(self) -> None:
-        """Raises IdentityError: it has expired, by this machine's clock."""
+        """Raises IdentityError: it has expired, or has not begun, by this machine's clock."""
+        self.identity.check_begun()
         if self.identity.expires < datetime.datetime.now(datetime.UTC):
             raise IdentityError(
                 f"token {self.id} has expired on {self.identity.expires:%Y-%m-%d at %H:%M} UTC; "

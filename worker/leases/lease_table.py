@@ -245,10 +245,12 @@ class LeaseTable:
                 strangers = () if itself or told.peer in members else self._others.keys() - members
                 new = len(self._others) < MAX_MEMBERS and len(strangers) < _MOST_STRANGERS
             else:
-                was = known.start_ms, known.sequence
-                new = itself or (told.start_ms, told.sequence) > was
+                new = (told.start_ms, told.sequence) > (known.start_ms, known.sequence) or itself
             if new and (itself or told.peer not in asked):
-                held, wanted = map(self._near, (told.held, told.asked))
+                held, wanted = (
+                    tuple(each for each in blocks if each.number < self.ledger.horizon(each.stream))
+                    for blocks in (told.held, told.asked)  # that there may be by now
+                )
                 self._others[told.peer] = holding = replace(told, held=held, asked=wanted)
                 self._compare(holding)
         for block in list(self._held):
@@ -260,10 +262,6 @@ class LeaseTable:
                 opening = self._opened[block.stream].opening
                 self._post(ledgers.LeaseRevoked(opening, block))
                 self._news_to_tell = True
-
-    def _near(self, blocks: Iterable[Block]) -> tuple[Block, ...]:
-        """Those that there may be by now."""
-        return tuple(each for each in blocks if each.number < self.ledger.horizon(each.stream))
 
     def _compare(self, holding: Holding) -> None:
         """Tells of a peer that has other samples, under the name of a stream here."""

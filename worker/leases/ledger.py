@@ -146,8 +146,7 @@ class Exhausted:
 
 LeaseMessage = BlockLeased | LeaseRevoked | UseKnown | Exhausted
 
-# Far more than honest peers have: what others say must fill neither memory nor messages. Ranges are
-# those of a stream, and of a message.
+# Far more than honest peers have: what others say must fill neither memory nor messages.
 _MOST_STREAMS, _MOST_RANGES, _MOST_CURSORS = 256, 3000, 1 << 12
 # Epochs that are believed, and so many after the latest that is known: numbers would run out.
 _EPOCHS, _EPOCHS_AHEAD = 1 << 24, 64

@@ -163,10 +163,9 @@ class StageNode:
             text = f"{peer} does not end its iterations in time: none waits for it until it does"
             context.event("warning", text=text)
         for origin, by in sorted(self.tracker.left_out - left_out):
-            does = f"{origin} does not report what it sends"
-            if by != origin:
-                does = f"what {by} hands on of {origin} is not reported, by one of the two"
-            context.event("warning", text=f"{does}: it is refused for a while")
+            what = "it sends" if by == origin else f"{by} hands on, or {by} says so falsely"
+            text = f"{origin} does not report what {what}: that is refused for a while"
+            context.event("warning", text=text)
         if over:
             self.server.over(over.iteration)
             if over.discard:

@@ -63,8 +63,7 @@ HEADERS = {
 
 
 class _Listening(socket.socket):
-    """Has so many connections at most, those in a handshake too: the oldest gives way to a new one.
-    Each holds an open file."""
+    """Has 64 connections at most, handshakes too: the oldest gives way to the next."""
 
     def __init__(self, made: socket.socket) -> None:
         super().__init__(made.family, made.type, made.proto, made.detach())
@@ -199,12 +198,11 @@ class PageServer(WebServer):
         async def look_on() -> None:
             while True:
                 began_s, peers = time.monotonic(), 0
-                with suppress(OSError):
-                    self.show_certificate()
                 with suppress(OSError, RuntimeError, TimeoutError):
                     look = await asyncio.to_thread(self._look)
                     self.history.add(look)
                     peers = len(look.answers)
+                    self.show_certificate()
                 pause_s = max(EVERY_S, peers / PEERS_PER_S)
                 await asyncio.sleep(max(0.1, began_s + pause_s - time.monotonic()))
 

@@ -285,16 +285,17 @@ def test_of_two_that_begin_a_run_at_once_one_makes_its_key(tmp_path):
     assert all(Verifier(made[0].certificate).certified(each.der) for each in identities)
 
 
-def test_an_expired_certificate_is_told_at_the_start(run, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("days", "says"), [(36525, "expired on .*; remove"), (0, "clock .*; set")])
+def test_one_that_is_not_valid_is_told_at_the_start(run, tmp_path, monkeypatch, days, says):
     joined(run, run.create_token(), "w1").save(tmp_path / "w1")
 
     class Later(datetime):
         @classmethod
         def now(cls, tz: object = None) -> datetime:
-            return datetime(2000, 1, 1, tzinfo=UTC) + timedelta(days=36525)
+            return datetime(2000, 1, 1, tzinfo=UTC) + timedelta(days=days)
 
     monkeypatch.setattr(certificates.datetime, "datetime", Later)
-    with pytest.raises(IdentityError, match=r"has expired on .*; remove it, and join"):
+    with pytest.raises(IdentityError, match=says):
         Identity.load(tmp_path / "w1")
 
 

@@ -141,9 +141,7 @@ def test_an_abstract_socket_will_do_and_another_process_watchdog_is_none_of_ours
 def test_the_watchdog_is_fed_between_two_stages_too(tmp_path, monkeypatch):
     heard, path = list[bytes](), str(tmp_path / "notify")
 
-    def run() -> int:
-        heard.extend(listener.recv(100) for _ in range(2))
-        return 0
+    run = lambda: heard.extend(listener.recv(100) for _ in range(2)) or 0  # noqa: E731
 
     def worker(*_: object) -> Mock:  # that is not up yet, and goes on once
         return Mock(run=run, goes_on=None if heard else options, answers=lambda: None)
