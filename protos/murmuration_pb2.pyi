@@ -1183,6 +1183,7 @@ class ContributionHeader(_message.Message):
     REDUCTION_OFFSET_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
     NORM_FIELD_NUMBER: _builtins.int
+    NORMS_FIELD_NUMBER: _builtins.int
     RESUMED_FIELD_NUMBER: _builtins.int
     ROOT_FIELD_NUMBER: _builtins.int
     RECEIPT_FIELD_NUMBER: _builtins.int
@@ -1205,13 +1206,17 @@ class ContributionHeader(_message.Message):
     weight: _builtins.int
     """inner steps, or visits of a stage, that it stands for"""
     norm: _builtins.float
-    """of the whole fragment's contribution, before it is encoded"""
+    """of the whole fragment's contribution, as it is encoded"""
     resumed: _builtins.bool
     """an earlier attempt may have left bytes there: wait for `resume`"""
     root: _builtins.bytes
-    """over hashes of the encoded values, and the weight; BLAKE2b, 16 bytes"""
+    """over hashes of the encoded values, weight and norms; BLAKE2b, 16 bytes"""
     receipt: _builtins.bool
     """it leaves: `resume` is to come when all of it is held"""
+    @_builtins.property
+    def norms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """likewise, of each shard; of more than 32, of 32 ranges of them"""
+
     def __init__(
         self,
         *,
@@ -1228,13 +1233,14 @@ class ContributionHeader(_message.Message):
         reduction_offset: _builtins.int = ...,
         weight: _builtins.int = ...,
         norm: _builtins.float = ...,
+        norms: _abc.Iterable[_builtins.float] | None = ...,
         resumed: _builtins.bool = ...,
         root: _builtins.bytes = ...,
         receipt: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "elements", b"elements", "fragment", b"fragment", "group", b"group", "hash", b"hash", "norm", b"norm", "receipt", b"receipt", "reduction_offset", b"reduction_offset", "resumed", b"resumed", "root", b"root", "round", b"round", "run", b"run", "sender", b"sender", "shard", b"shard", "total_bytes", b"total_bytes", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "elements", b"elements", "fragment", b"fragment", "group", b"group", "hash", b"hash", "norm", b"norm", "norms", b"norms", "receipt", b"receipt", "reduction_offset", b"reduction_offset", "resumed", b"resumed", "root", b"root", "round", b"round", "run", b"run", "sender", b"sender", "shard", b"shard", "total_bytes", b"total_bytes", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1483,21 +1489,27 @@ class CheckedLeaf(_message.Message):
 
     PAYLOAD_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
+    NORMS_FIELD_NUMBER: _builtins.int
     payload: _builtins.bytes
     """encoded; empty: it is not here any more"""
     @_builtins.property
     def path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """the neighbours on the way to the root, the first beside the leaf"""
 
+    @_builtins.property
+    def norms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """that the root covers"""
+
     def __init__(
         self,
         *,
         payload: _builtins.bytes = ...,
         path: _abc.Iterable[_builtins.bytes] | None = ...,
+        norms: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "payload", b"payload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["norms", b"norms", "path", b"path", "payload", b"payload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

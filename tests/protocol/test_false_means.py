@@ -30,6 +30,7 @@ from tests.protocol.swarm import Peer, Swarm
 from tests.support.false_means import (
     LIES,
     closing_falsely,
+    contributing,
     next_to_nothing,
     only_itself,
     reducing_falsely,
@@ -90,6 +91,28 @@ async def test_another_mean_is_seen_by_everybody_after_the_first_lie(lie):
 async def test_a_mean_of_others_than_have_contributed_is_seen(attack):
     """In the third such round: once, what others have told may be what differs."""
     await named_by_all(attack(), 6)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        partial(contributing, "d", -3.5, 1.45),
+        partial(contributing, "d", -2.8, 1.45, apart=True),
+        partial(contributing, "d", -4.0, own=True),
+        partial(contributing, "d", -60.0, own=True),
+    ],
+    ids=["to all", "all of it to each", "to itself", "far more to itself"],
+)
+async def test_nobody_contributes_more_than_it_announces(attack):
+    async with Swarm(LONG, "abcd") as swarm:
+        with attack():
+            honest = [swarm[name] for name in "abc"]
+            await swarm.until(lambda: min(p.versions for p in honest) >= (20,), 60)
+            await swarm.until(lambda: all("d" in p.node.gossip.me.idle for p in honest), 1)
+        assert {*itertools.chain(*map(named, honest))} <= {"d"}
+        expected = LONG.reference("abc")["a"][0].anchor
+        anchor = honest[0].trainer.states[0].anchor
+        assert torch.dist(anchor, expected) < torch.linalg.vector_norm(expected) / 4
 
 
 def consistent(before: list[torch.Tensor], of_lie: torch.Tensor) -> list[torch.Tensor]:
@@ -297,14 +320,22 @@ async def test_what_earlier_means_left_names_nobody_when_all_come_to_rest(preset
 def test_every_leaf_leads_to_the_root_and_no_other_bytes_do(elements):
     codec = codec_by_name("fp32")
     leaves = wire.Leaves.of(elements, [codec])
-    payload = wire.encode(codec, torch.randn(elements))
-    commitment = wire.Commitment(codec, leaves, payload, 3)
-    for leaf in range(leaves.count):
-        shown, path = commitment.shown(leaf)
-        assert wire.root_of(shown, leaf, path, leaves.count, 3) == commitment.root
-        assert wire.root_of(shown, leaf, path, leaves.count, 4) != commitment.root
-        assert wire.root_of(bytes(len(shown)), leaf, path, leaves.count, 3) != commitment.root
-        longer = [*path, path[0] if path else shown]
-        assert wire.root_of(shown, leaf, longer, leaves.count, 3) == b""
-        if leaves.count > 1:
-            assert wire.root_of(shown, leaf ^ 1, path, leaves.count, 3) != commitment.root
+    payload = wire.encode(codec, values := torch.randn(elements))
+    for norms in ((), (float(values.norm()), 0.0)):
+        commitment = wire.Commitment(codec, leaves, payload, 3, norms)
+        for leaf in range(leaves.count):
+            shown, path = commitment.shown(leaf)
+            found = partial(wire.root_of, codec, leaves)
+            assert found(leaf, shown, path, 3, norms) == commitment.root
+            assert found(leaf, shown, path, 4, norms) != commitment.root
+            assert found(leaf, shown, path, 3, (20.0, 0.0)) != commitment.root
+            assert found(leaf, bytes(len(shown)), path, 3, norms) != commitment.root
+            assert found(leaf, shown, path, 3, norms, 1) == (b"" if norms else commitment.root)
+            without = [each[: wire.HASH_BYTES] for each in path]
+            assert found(leaf, shown, without, 3, norms) == (
+                b"" if norms and path else commitment.root
+            )
+            longer = [*path, path[0] if path else shown]
+            assert found(leaf, shown, longer, 3, norms) == b""
+            if leaves.count > 1:
+                assert found(leaf ^ 1, shown, path, 3, norms) != commitment.root

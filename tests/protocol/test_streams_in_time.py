@@ -55,7 +55,7 @@ async def test_a_contribution_that_stops_midway_ends_with_a_reason():
             run=context.run, round=version, shard=shard, sender="b",
             group=wire.group_hash(group), codec=context.codec.wire_id,
             elements=bounds.stop - bounds.start, total_bytes=bounds.contribution_bytes,
-            weight=1, norm=1.0, root=bytes(16),
+            weight=1, norm=1.0, norms=[0.5, 0.5], root=bytes(16),
         )  # fmt: skip
         begun = Scripted(pb.ExchangeUp(header=header).SerializeToString())
         await node.server.on_stream("Data/Exchange", begun, Caller("b", "peer", "b"))

@@ -152,6 +152,7 @@ def contributions(
             raw = bytearray(b"\xff" * len(raw))
         payload = wire.Payload.of(memoryview(raw))
         leaves = wire.Leaves.of(stop - start, [codec, codec_by_name(plan.reduction_codec)])
+        norms = [1 / len(bounds)] * len(bounds) if plan.compares_norms else []
         header = pb.ContributionHeader(
             run=target.manifest.run,
             fragment=0,
@@ -165,7 +166,8 @@ def contributions(
             hash=payload.hash,
             weight=1,
             norm=1.0,
-            root=wire.Commitment(codec, leaves, payload.raw, 1).root
+            norms=norms,
+            root=wire.Commitment(codec, leaves, payload.raw, 1, norms).root
             if plan.compares_norms
             else b"",
         )

@@ -19,6 +19,7 @@ from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce import reducer
 from murmuration.worker.exchange.allreduce.checks import Checks
 from murmuration.worker.exchange.allreduce.closing import DueMean, ReducedShards
+from murmuration.worker.exchange.allreduce.contributor import Contributor
 from murmuration.worker.exchange.allreduce.mean import LEFT_CODEC, reduce
 from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.transport import Stream
@@ -134,6 +135,46 @@ def showing(liar: str, leaf: pb.CheckedLeaf, after_s: float = 0.0) -> Iterator[N
         yield
 
 
+@contextmanager
+def contributing(
+    liar: str, factor: float, more: float = 1.0, *, own: bool = False, apart: bool = False
+) -> Iterator[None]:
+    """As long as this lasts, the peer of this name contributes so many times what it has learned,
+    and announces `more` times its norm. Args: own: so it does to the shards that it reduces itself;
+    apart: to each reducer it says that all is in that shard."""
+    encode, prepare, header = Contributor._encode, Contributor._prepare, Contributor._header
+
+    def encoded(self: Contributor, begin: Any, shards: Any) -> Any:
+        raws, error, whole, norms = encode(self, begin, shards)
+        if self._context.me != liar:
+            return raws, error, whole, norms
+        codec, orders = self._context.codec, self._context.orders(begin.fragment, begin.group)
+        for place, (shard, order) in enumerate(zip(shards, orders, strict=True)):
+            if not own or order[0] == liar:
+                values = wire.decode(codec, raws[place], shard.stop - shard.start)
+                raws[place] = wire.encode(codec, factor * values)
+        return raws, error, more * whole, [more * each for each in norms]
+
+    def said(self: Contributor, round_: Any, part: Any) -> list[float]:
+        if not apart or self._context.me != liar:
+            return list(round_.norms)
+        places = self._context.norms_of(len(round_.parts))
+        return [round_.norm * (at == places[part.key.shard]) for at in range(len(round_.norms))]
+
+    def prepared(self: Contributor, round_: Any, part: Any) -> Any:
+        return prepare(self, replace(round_, norms=said(self, round_, part)), part)
+
+    def opening(self: Contributor, round_: Any, part: Any, *args: Any) -> Any:
+        return header(self, replace(round_, norms=said(self, round_, part)), part, *args)
+
+    with (
+        patch.object(Contributor, "_encode", encoded),
+        patch.object(Contributor, "_prepare", prepared),
+        patch.object(Contributor, "_header", opening),
+    ):
+        yield
+
+
 def attacks(liar: str) -> dict[str, Callable[[], AbstractContextManager[None]]]:
     """All that the peer of this name may do as a reducer, each for as long as it lasts."""
     return {
@@ -141,4 +182,6 @@ def attacks(liar: str) -> dict[str, Callable[[], AbstractContextManager[None]]]:
         "counts only itself": partial(closing_falsely, liar, only_itself),
         "counts next to nothing": partial(closing_falsely, liar, next_to_nothing),
         "names a ghost": partial(reducing_falsely, liar, LIES["turned"], ghost="ghost"),
+        "sends each all": partial(contributing, liar, -2.8, 1.45, apart=True),
+        "-4 times, to itself": partial(contributing, liar, -4.0, own=True),
     }

@@ -304,6 +304,10 @@ def closes(node: Node, change: Callable[[DueMean, str], DueMean]) -> None:
     _for_good.enter_context(false_means.closing_falsely(node.context.me, change))
 
 
+def contributes(node: Node, *more: Any, **how: Any) -> None:
+    _for_good.enter_context(false_means.contributing(node.context.me, *more, **how))
+
+
 def hides_false_means(node: Node) -> None:
     """Its means are turned, and what it contributed to them it shows no more when it is asked."""
     reduces_falsely(node, false_means.LIES["turned"])
@@ -451,6 +455,9 @@ INSIDERS: dict[str, Change] = {
     "means of 0": partial(reduces_falsely, lie=false_means.LIES["zero"]),
     "means that are turned, and hidden": hides_false_means,
     "contributes what it learned times -2.9": lambda _: contribute_instead(turned),
+    "contributes more than it announces": partial(contributes, factor=-3.5, more=1.45),
+    "each shard is said to be all of it": partial(contributes, factor=-2.8, more=1.45, apart=True),
+    "-4 times, to its own shard": partial(contributes, factor=-4.0, own=True),
     "means of NaN": partial(gives_otherwise, change=lambda raw, _: b"\xff" * len(raw)),
     "counts only itself": partial(closes, change=false_means.only_itself),
     "counts itself, and turns it": counts_itself_turned,

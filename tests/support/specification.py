@@ -313,8 +313,8 @@ class ReferenceRun:
     def contribution(self, peer: str, index: int, g: Tensor) -> Tensor:
         """A peer's pseudo-gradient as others decode it."""
         plan, exact = self.plan, self.fragments[index].exact
-        self.norms[peer, index] = norm(g[: len(g) - exact])
         decoded = self.through(codec_by_name(plan.codec), g, exact)
+        self.norms[peer, index] = norm(decoded[: len(g) - exact])
         if plan.keeps:
             self.errors[peer, index] = g - decoded
         return decoded

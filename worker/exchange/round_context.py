@@ -27,6 +27,7 @@ T = TypeVar("T")
 _VALUES = 256 * 1024  # a number on which bits per value are measured: whole blocks of any codec
 
 _MOST_KINDS = 256  # of refusals, told apart
+_MOST_NORMS = 32  # that come with a contribution
 _AT_ONCE = 64 * 1024  # values: a quarter of a millisecond
 
 
@@ -254,6 +255,11 @@ class Context:
 
     def shards(self, fragment: int, group: Sequence[str]) -> tuple[ShardRange, ...]:
         return _shards(self.plan, self.elements[fragment], self.limbs(fragment), len(group))
+
+    def norms_of(self, shards: int) -> tuple[int, ...]:
+        """Which of the norms that come with a contribution is of each shard."""
+        count = min(shards, _MOST_NORMS) if self.plan.compares_norms else 0
+        return tuple(shard * count // shards for shard in range(shards)) if count else ()
 
     def leaves(self, shard: ShardRange) -> wire.Leaves:
         codecs = self.codec, self.reduction_codec

@@ -33,6 +33,7 @@ from murmuration.worker.wire.messages import (
 from murmuration.worker.wire.payloads import (
     HASH_BYTES,
     MAX_FRAME_BYTES,
+    ROUNDED,
     Commitment,
     Incoming,
     Leaves,

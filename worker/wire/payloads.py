@@ -3,8 +3,9 @@
 A contributor commits itself to a root over the hashes of the leaves of its shard. A leaf is a range
 of values, on whole blocks of the codecs: about a 64th of the shard. Whoever has the root can tell
 whether a leaf is the one that was meant, by as few hashes as the tree is deep. Hashes are BLAKE2b,
-of 16 bytes; a node without a neighbour is its own parent. The root covers what the contribution
-counts, too.
+of 16 bytes; a node without a neighbour is its own parent. Where norms of shards are announced, each
+node comes with the sum of the squares below it. The root covers these norms and what the
+contribution counts, too.
 """
 
 import copy
@@ -21,7 +22,7 @@ from google.protobuf.message import Message
 from murmuration.algorithms.codecs import Codec
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.documents import MAX_WINDOW_BYTES
-from murmuration.worker.wire.tensors import Again, WireError, hash64
+from murmuration.worker.wire.tensors import Again, WireError, hash64, square_sum
 
 Kind = type[Message]  # one that has a field `frame`
 
@@ -213,6 +214,7 @@ def unpack(packed: bytes, size: int, columns: int) -> memoryview:
 
 
 HASH_BYTES = 16
+ROUNDED = 1 + 2**-7  # a norm, and one of sums that are rounded
 _LEAVES = 64
 _FEWEST, _MOST = 64, 64 * 1024  # values in a leaf, where the shard has as many
 
@@ -241,18 +243,29 @@ class Leaves:
 
 class Commitment:
     """One peer's contribution to a shard, or what its encoding of a mean has left over; of either
-    it can show any leaf. Any thread. Args: weight: what it counts; 0 for what is left over."""
+    it can show any leaf. Any thread. Args: weight: what it counts; 0 for what is left over; norms:
+    that it announces of its shards."""
 
-    def __init__(self, codec: Codec, leaves: Leaves, payload: memoryview, weight: int) -> None:
+    def __init__(
+        self,
+        codec: Codec,
+        leaves: Leaves,
+        payload: memoryview,
+        weight: int,
+        norms: Sequence[float] = (),
+    ) -> None:
         starts = range(0, leaves.elements, leaves.size)
         cuts = [codec.encoded_bytes(at) for at in (*starts, leaves.elements)]
         self._values = [payload[start:stop] for start, stop in pairwise(cuts)]
-        level = [_hash(b"leaf", values) for values in self._values]
+        sizes = (stop - start for start, stop in map(leaves.bounds, range(leaves.count)))
+        pairs = zip(self._values, sizes, strict=True)
+        level = [_leaf(codec if norms else None, values, size) for values, size in pairs]
         self._levels = [level]
         while len(level) > 1:
             level = [_parent(level[at : at + 2]) for at in range(0, len(level), 2)]
             self._levels.append(level)
-        self.root = _root(level[0] if level else b"", weight)
+        self.norms = norms
+        self.root = _root(level[0] if level else b"", weight, norms)
 
     def shown(self, leaf: int) -> tuple[bytes, list[bytes]]:
         """The encoded values of a leaf, and its neighbours on the way to the root. Raises
@@ -266,9 +279,26 @@ class Commitment:
         return bytes(self._values[leaf]), path
 
 
-def root_of(payload: bytes, leaf: int, path: Sequence[bytes], count: int, weight: int) -> bytes:
-    """The root that a shown leaf, one of `count`, leads to; empty if the path does not fit."""
-    found, rest = _hash(b"leaf", payload), list(reversed(path))
+def root_of(
+    codec: Codec,
+    leaves: Leaves,
+    leaf: int,
+    payload: bytes,
+    path: Sequence[bytes],
+    weight: int,
+    norms: Sequence[float] = (),
+    place: int = 0,
+) -> bytes:
+    """The root that a shown leaf leads to; empty if the path does not fit, or has more squares than
+    the norm at this place."""
+    (start, stop), count = leaves.bounds(leaf), leaves.count
+    try:
+        found = _leaf(codec if norms else None, memoryview(bytearray(payload)), stop - start)
+    except WireError:
+        return b""
+    rest = list(reversed(path))
+    if any(len(each) != len(found) or _squares(each) < 0 for each in rest):
+        return b""
     while count > 1:
         if leaf ^ 1 < count:
             if not rest:
@@ -276,15 +306,30 @@ def root_of(payload: bytes, leaf: int, path: Sequence[bytes], count: int, weight
             other = rest.pop()
             found = _parent([other, found] if leaf % 2 else [found, other])
         leaf, count = leaf // 2, (count + 1) // 2
-    return _root(found, weight) if not rest else b""
+    most = (ROUNDED * norms[place]) ** 2 if place < len(norms) else 0.0
+    return _root(found, weight, norms) if not rest and _squares(found) <= most else b""
+
+
+def _leaf(codec: Codec | None, values: memoryview, elements: int) -> bytes:
+    """A hash, and with a codec the sum of squares: a leaf of the tree as a node is."""
+    squares = np.asarray([square_sum(codec, values, elements)] if codec else [], "<f8")
+    return _hash(b"leaf", values) + squares.tobytes()
+
+
+def _squares(node: bytes) -> float:
+    return float(np.frombuffer(node, "<f8", offset=HASH_BYTES).sum())
 
 
 def _parent(children: Sequence[bytes]) -> bytes:
-    return _hash(b"node", b"".join(children)) if len(children) > 1 else children[0]
+    if len(children) == 1:
+        return children[0]
+    squares = np.asarray([sum(map(_squares, children))] * (len(children[0]) > HASH_BYTES), "<f8")
+    return _hash(b"node", b"".join(children)) + squares.tobytes()
 
 
-def _root(top: bytes, weight: int) -> bytes:
-    return _hash(b"root", top + weight.to_bytes(8, "little"))
+def _root(top: bytes, weight: int, norms: Sequence[float]) -> bytes:
+    said = np.asarray(norms, "<f4").tobytes()
+    return _hash(b"root", top + weight.to_bytes(8, "little") + said)
 
 
 def _hash(kind: bytes, of: bytes | memoryview) -> bytes:

@@ -97,6 +97,16 @@ def check_values(codec: Codec, payload: memoryview, elements: int, *, exact: int
     return math.sqrt(squares)
 
 
+def square_sum(codec: Codec, payload: memoryview, elements: int) -> float:
+    """The sum of the squares of encoded values to eight bits, so that all machines find the same.
+    Raises WireError: no encoder writes such bytes."""
+    values = _decode(codec, payload, 0, elements).double()
+    mantissa, exponent = math.frexp(torch.dot(values, values).item())
+    if not math.isfinite(mantissa):
+        raise WireError(_NOT_FINITE)
+    return math.ldexp(round(mantissa * 2**8) / 2**8, exponent)
+
+
 def average(
     codec: Codec,
     payloads: Sequence[memoryview],

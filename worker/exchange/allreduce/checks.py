@@ -38,14 +38,15 @@ if TYPE_CHECKING:
 
 _SHARE = 0.015  # of the bytes of a round, for checking it
 _LEAST_BYTES = 2048  # the same, for small fragments that are not in few bits
-_OVERHEAD_BYTES = 300  # of a leaf: its path and what is around it
+_OVERHEAD_BYTES = 400  # of a leaf: its path and what is around it
 _EXACT = 1e-5  # the arithmetic of another machine may differ by as much
 _WORSE = 1e-3  # than the best encoding of a leaf, of its error: values may tie
 _TRIES = 3  # to ask on a stream that does not break
+_MOST_NORMS = 8  # that a peer announces of its contributions to a round, one after another
 _HINTS = 3  # that count of a shard
 _SETTLED = 3  # rounds after which no contribution of an earlier life of this peer is about
 
-Shown = tuple[bytes, Sequence[bytes]]
+Shown = tuple[bytes, Sequence[bytes], tuple[float, ...]]
 _Answers = Mapping[tuple[ShardKey, bytes], Shown] | None
 Caught = tuple[str, str]
 """A peer that has lied, and how that is known."""
@@ -63,11 +64,11 @@ class Given:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """A leaf of `elements` values, one of `count`, to be checked."""
+    """A leaf of `elements` values to be checked, one of the `leaves` of its shard."""
 
     given: Given
     leaf: int
-    count: int
+    leaves: wire.Leaves
     elements: int
     mean: memoryview  # encoded
     own: Shown | None  # what this peer has contributed
@@ -99,17 +100,21 @@ class Checks:
         self._given: dict[int, dict[ShardKey, Given]] = {}  # likewise
         self._announced: dict[ShardKey, set[bytes]] = {}
         self._hints: dict[ShardKey, dict[str, int]] = {}  # leaves that others have told of
+        self._norms: dict[ShardKey, set[tuple[str, tuple[float, ...]]]] = {}  # of others, by round
         self._completed: Counter[int] = Counter()
 
-    def commitment(self, shard: ShardRange, payload: memoryview, weight: int) -> wire.Commitment:
-        return wire.Commitment(self._context.codec, self._context.leaves(shard), payload, weight)
+    def commitment(
+        self, shard: ShardRange, payload: memoryview, weight: int, norms: Sequence[float]
+    ) -> wire.Commitment:
+        leaves = self._context.leaves(shard)
+        return wire.Commitment(self._context.codec, leaves, payload, weight, norms)
 
     def contributes(self, fragment: int, keys: Sequence[ShardKey]) -> None:
         """This peer begins a round with contributions to these shards, which it can show until its
         next has ended: all that are in that one have asked by then."""
         self._own[fragment] = [*self._own.get(fragment, [])[-2:], {key: {} for key in keys}]
         oldest = keys[0].round - KEPT_ROUNDS if keys else 0
-        for of_shards in (self._announced, self._hints):
+        for of_shards in (self._announced, self._hints, self._norms):
             for key in [k for k in of_shards if k.fragment == fragment and k.round < oldest]:
                 del of_shards[key]
 
@@ -122,6 +127,12 @@ class Checks:
         """Keeps what this peer can show for as long as its contributions to its last round."""
         last = self._own.setdefault(key.fragment, [{}])[-1]
         last.setdefault(key, {}).update((each.root, each) for each in commitments)
+
+    def heard(self, key: ShardKey, peer: str, norms: tuple[float, ...]) -> None:
+        """A peer has announced these norms of all shards to this one."""
+        of_round = self._norms.setdefault(key._replace(shard=0), set())
+        if sum(peer == other for other, _ in of_round) < _MOST_NORMS:
+            of_round.add((peer, norms))
 
     def completed(self, fragment: int, given: Sequence[Given]) -> None:
         """A round of this peer has ended, with these means of others."""
@@ -153,15 +164,16 @@ class Checks:
             if request.hint:
                 self._look_at(key, asked.leaf, request.sender)
                 return
-            payload, path = self._shown(key, asked.root, asked.leaf) or (b"", [])
-            answer = pb.ExchangeDown(leaf=pb.CheckedLeaf(payload=payload, path=path))
+            payload, path, norms = self._shown(key, asked.root, asked.leaf) or (b"", [], ())
+            leaf = pb.CheckedLeaf(payload=payload, path=path, norms=norms)
+            answer = pb.ExchangeDown(leaf=leaf)
             self._context.counts.checked_bytes += answer.ByteSize()
             await stream.send(answer.SerializeToString())
 
     def _shown(self, key: ShardKey, root: bytes, leaf: int) -> Shown | None:
         for own in self._own.get(key.fragment, ()):
             if commitment := own.get(key, {}).get(root):
-                return commitment.shown(leaf)
+                return (*commitment.shown(leaf), tuple(commitment.norms))
         return None
 
     def _look_at(self, key: ShardKey, leaf: int, sender: str) -> None:
@@ -222,7 +234,7 @@ class Checks:
         at, end = map(self._context.reduction_codec.encoded_bytes, (start, stop))
         mean = memoryview(bytearray(reduction.payload.raw[at:end]))
         own = self._shown(given.key, given.header.root(self._context.me), leaf)
-        return _Drawn(given, leaf, leaves.count, stop - start, mean, own)
+        return _Drawn(given, leaf, leaves, stop - start, mean, own)
 
     def _follows(self, given: Given) -> bool:
         """Tells whether a mean takes up nothing, or what its reducer is known to have left."""
@@ -266,7 +278,7 @@ class Checks:
                     answers = await self._answers(peer, request, len(wanted))
                     break
             shown = {
-                (each.given.key, root): (answer.payload, answer.path)
+                (each.given.key, root): (answer.payload, answer.path, tuple(answer.norms))
                 for (each, root), answer in zip(wanted, answers, strict=False)
                 if answer.payload
             }
@@ -294,23 +306,33 @@ class Checks:
         return found
 
     async def _judged(self, drawn: _Drawn, answers: Mapping[str, _Answers]) -> list[Caught]:
-        me, given, caught, raws = self._context.me, drawn.given, list[Caught](), list[bytes]()
+        context, given, caught, raws = self._context, drawn.given, list[Caught](), list[bytes]()
+        me = context.me
         header, key, reducer, parts = given.header, given.key, given.header.reducer, drawn.parts
-        for peer, root, weight in parts:
+        group = self._shards.group(key) or header.contributors
+        at = context.norms_of(len(context.orders(key.fragment, group)))[key.shard]
+        said = self._norms.get(key._replace(shard=0), set())
+        for place, (peer, root, weight) in enumerate(parts):
             shown = drawn.own if peer == me else (answers[peer] or {}).get((key, root))
             if shown is None:
                 continue
-            payload, path = shown
-            fits = wire.root_of(payload, drawn.leaf, path, drawn.count, weight) == root
+            payload, path, norms = shown
+            gave = place < len(header.contributors)
+            codec = context.codec if gave else LEFT_CODEC
+            found = wire.root_of(codec, drawn.leaves, drawn.leaf, payload, path, weight, norms, at)
+            fits = found == root and gave == bool(norms)
             if fits:
                 raws.append(payload)
+                heard = {each for other, each in said if gave and other == peer}
+                other = heard and norms not in heard
+                if other and self.doubts.again(peer, key.fragment, key.round):
+                    caught.append((peer, f"{key} is announced with other norms to others"))
             elif peer == reducer:
                 caught.append((peer, f"{key} has other values of its own than it shows"))
             if peer not in (me, reducer):
-                group = len(self._shards.group(key) or header.contributors)
-                for liar in self.doubts.compared(peer, reducer, group, agree=fits):
+                for liar in self.doubts.compared(peer, reducer, len(group), agree=fits):
                     caught.append((liar, f"what it says of {key} is not what others say"))
-        if len(raws) == len(parts) and await self._context.worked(
+        if len(raws) == len(parts) and await context.worked(
             drawn.elements * len(raws), lambda: self._is_false(drawn, raws)
         ):
             caught.append((reducer, f"{key} is not the mean of its contributions, and was applied"))

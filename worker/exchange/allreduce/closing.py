@@ -124,7 +124,8 @@ class PeerContribution:
     incoming: "Incoming"
     weight: int
     norm: float
-    root: bytes = b""
+    most: float  # the norm that is announced of this shard
+    root: bytes
     stream: object = None  # that it comes on
     whole: bool = False  # its values are here, and verified
 

@@ -76,6 +76,7 @@ class _Round:
     error: "Tensor | None"
     mean: "Tensor"
     norm: float
+    norms: Sequence[float]  # of its shards
     began: float
     deadline: float
     lanes: defaultdict[str, asyncio.Semaphore]  # by peer, held by the shards on their way to it
@@ -144,7 +145,7 @@ class Contributor:
         shards, orders = context.shards(fragment, group), context.orders(fragment, group)
         began = context.clock()
         try:
-            raws, error, own_norm = await context.worked(
+            raws, error, own_norm, norms = await context.worked(
                 begin.values.numel(), lambda: self._encode(begin, shards)
             )
         except Exception as failure:  # too large for the codec, or a defect; nobody is told of it
@@ -162,7 +163,7 @@ class Contributor:
         large = any(part.shard.contribution_bytes > WINDOW_BYTES for part in parts)
         at_once = -(-_FILLING // max(1, len(group) - 1)) if large else 1
         lanes = defaultdict[str, asyncio.Semaphore](partial(asyncio.Semaphore, at_once))
-        round_ = _Round(begin, parts, error, mean, own_norm, began, deadline, lanes)
+        round_ = _Round(begin, parts, error, mean, own_norm, norms, began, deadline, lanes)
         self._rounds[fragment] = round_
         self._advance(round_)
 
@@ -303,7 +304,7 @@ class Contributor:
 
         def work() -> wire.Payload:
             if context.plan.compares_norms:
-                part.commitment = checks.commitment(shard, raw, weight)
+                part.commitment = checks.commitment(shard, raw, weight, round_.norms)
             pack = context.compression.payload
             return wire.Payload.of(raw) if stays else pack(context.codec, raw)
 
@@ -387,6 +388,7 @@ class Contributor:
             hash=payload.hash,
             weight=begin.weight,
             norm=round_.norm,
+            norms=round_.norms,
             reduction_offset=part.incoming.received_bytes if part.incoming else 0,
             resumed=resumed,
             root=part.commitment.root if part.commitment else b"",
@@ -629,8 +631,9 @@ class Contributor:
 
     def _encode(
         self, begin: Begin, shards: tuple[ShardRange, ...]
-    ) -> "tuple[list[memoryview], Tensor | None, float]":
-        """The encoding of each shard, what all have left out, and the norm of all."""
+    ) -> "tuple[list[memoryview], Tensor | None, float, list[float]]":
+        """The encoding of each shard, what all have left out, the norm of all that is sent, and
+        those that are announced of shards."""
         context, values = self._context, begin.values
         codec, plan, limbs = context.codec, context.plan, context.limbs(begin.fragment)
         # Shards lie on whole blocks, so the encoding of all is theirs, one after another.
@@ -638,5 +641,11 @@ class Contributor:
         ends = [wire.encoded_bytes(codec, shard.stop, shard.exact) for shard in shards]
         raws = [whole[start:stop] for start, stop in itertools.pairwise([0, *ends])]
         error = wire.encoding_error(codec, whole, values, exact=limbs) if plan.keeps else None
-        own_norm = norm(values[: len(values) - limbs]) if plan.compares_norms else 0.0
-        return raws, error, own_norm
+        if not (places := context.norms_of(len(shards))):
+            return raws, error, 0.0, []
+        exact = codec.name == "fp32"
+        sent = values if exact else wire.decode(codec, whole, len(values), exact=limbs)
+        ends = [*dict(zip(places, (shard.stop for shard in shards), strict=True)).values()]
+        sent = sent[: len(values) - limbs]
+        ranges = itertools.pairwise([0, *ends])
+        return raws, error, norm(sent), [norm(sent[start:stop]) for start, stop in ranges]

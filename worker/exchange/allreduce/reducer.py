@@ -20,7 +20,6 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from murmuration.algorithms.robust import NORM_SLACK
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import new_event
 from murmuration.worker import wire
@@ -265,14 +264,15 @@ class Reducer:
 
         def check() -> float:
             if (root := contribution.root) and root != self.checks.commitment(
-                shard, incoming.raw, contribution.weight
+                shard, incoming.raw, contribution.weight, tuple(header.norms)
             ).root:
                 raise wire.WireError("the contribution is not the one that its root stands for")
             return wire.check_values(codec, incoming.raw, elements, exact=shard.exact)
 
         norm = await context.worked(elements, check)
-        if context.plan.compares_norms and norm > NORM_SLACK * header.norm:
-            raise wire.WireError(f"values of norm {norm:.3g}, announced were {header.norm:.3g}")
+        most = contribution.most
+        if context.plan.compares_norms and norm > wire.ROUNDED * most:
+            raise wire.WireError(f"values of norm {norm:.3g}, announced were {most:.3g}")
         if not offer.is_current:
             return _taken_over(offer)
         contribution.whole = True
@@ -364,11 +364,17 @@ class Reducer:
                 raise ValueError(f"{offer}: a norm of {offer.norm}")
             if len(header.root) != (wire.HASH_BYTES if self._context.plan.compares_norms else 0):
                 raise ValueError(f"{offer}: no root of its values")
+            places = self._context.norms_of(len(self._context.orders(key.fragment, group)))
+            norms = tuple(header.norms)
+            sums_up = math.hypot(*norms) <= wire.ROUNDED * offer.norm
+            if len(norms) != len({*places}) or min(norms, default=0.0) < 0 or not sums_up:
+                raise ValueError(f"{offer}: norms of shards that are not those of the whole")
         except ValueError as error:
             return Refusal("invalid", str(error), faulty=True)
         if not self.shards.admits(header.sender, group):
             return None
         self.shards.announced(key, header.sender, offer.norm)
+        self.checks.heard(key, header.sender, norms)
         entry = offer.shard = self.shards.open.setdefault(key, closing.OpenShard())
         given = None if own is not None else entry.contributions.get(header.sender)
         if given is not None and given.incoming.hash != header.hash:
@@ -379,7 +385,8 @@ class Reducer:
             incoming = wire.Incoming(header.total_bytes, header.hash, own.raw if own else None)
             if whole := own is not None:
                 entry.contributed(header.sender, self._context.clock())
-            given = closing.PeerContribution(incoming, weight, offer.norm, header.root, whole=whole)
+            known = weight, offer.norm, norms[places[key.shard]] if norms else 0.0, header.root
+            given = closing.PeerContribution(incoming, *known, whole=whole)
             entry.contributions[header.sender] = given
         offer.contribution = given
         if not given.whole or own is not None:

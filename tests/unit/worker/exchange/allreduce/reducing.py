@@ -131,10 +131,17 @@ class Reducing(Bench):
     ) -> bytes:
         codecs = self.context.codec, self.context.reduction_codec
         leaves = wire.Leaves.of(10, codecs)
-        root = wire.Commitment(codecs[0], leaves, raw, changes.get("weight", 1)).root
+        norms = [changes.get("norm", 1000.0) / 2] * 4
+        root = wire.Commitment(codecs[0], leaves, raw, changes.get("weight", 1), norms).root
         plain = {"fragment": key.fragment, "round": key.round, "shard": key.shard, "sender": peer}
         plain |= {"group": wire.group_hash(group), "codec": self.context.codec.wire_id}
-        plain |= {"run": self.context.run, "weight": 1, "norm": 1000.0, "elements": 10}
+        plain |= {
+            "run": self.context.run,
+            "weight": 1,
+            "norm": 1000.0,
+            "norms": norms,
+            "elements": 10,
+        }
         plain |= {"total_bytes": BYTES, "hash": wire.hash64(raw), "root": root}
         header = pb.ContributionHeader(**(plain | changes))
         return pb.ExchangeUp(header=header).SerializeToString()
