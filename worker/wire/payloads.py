@@ -9,6 +9,7 @@ contribution counts, too.
 """
 
 import copy
+import struct
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from google.protobuf.message import Message
 from murmuration.algorithms.codecs import Codec
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.documents import MAX_WINDOW_BYTES
-from murmuration.worker.wire.tensors import Again, WireError, hash64, square_sum
+from murmuration.worker.wire.tensors import Again, WireError, hash64, square_sums
 
 Kind = type[Message]  # one that has a field `frame`
 
@@ -257,9 +258,9 @@ class Commitment:
         starts = range(0, leaves.elements, leaves.size)
         cuts = [codec.encoded_bytes(at) for at in (*starts, leaves.elements)]
         self._values = [payload[start:stop] for start, stop in pairwise(cuts)]
-        sizes = (stop - start for start, stop in map(leaves.bounds, range(leaves.count)))
-        pairs = zip(self._values, sizes, strict=True)
-        level = [_leaf(codec if norms else None, values, size) for values, size in pairs]
+        level = _leaves(
+            codec if norms else None, payload, leaves.elements, leaves.size, self._values
+        )
         self._levels = [level]
         while len(level) > 1:
             level = [_parent(level[at : at + 2]) for at in range(0, len(level), 2)]
@@ -293,7 +294,8 @@ def root_of(
     the norm at this place."""
     (start, stop), count = leaves.bounds(leaf), leaves.count
     try:
-        found = _leaf(codec if norms else None, memoryview(bytearray(payload)), stop - start)
+        shown = memoryview(bytearray(payload))
+        (found,) = _leaves(codec if norms else None, shown, stop - start, leaves.size, [shown])
     except WireError:
         return b""
     rest = list(reversed(path))
@@ -310,21 +312,27 @@ def root_of(
     return _root(found, weight, norms) if not rest and _squares(found) <= most else b""
 
 
-def _leaf(codec: Codec | None, values: memoryview, elements: int) -> bytes:
-    """A hash, and with a codec the sum of squares: a leaf of the tree as a node is."""
-    squares = np.asarray([square_sum(codec, values, elements)] if codec else [], "<f8")
-    return _hash(b"leaf", values) + squares.tobytes()
+def _leaves(
+    codec: Codec | None, payload: memoryview, elements: int, size: int, values: list[memoryview]
+) -> list[bytes]:
+    """Leaves of the tree, as its nodes are: a hash, and with a codec the sum of squares."""
+    hashes = (_hash(b"leaf", each) for each in values)
+    if codec is None:
+        return [*hashes]
+    squares = square_sums(codec, payload, elements, size)
+    return [hash_ + struct.pack("<d", each) for hash_, each in zip(hashes, squares, strict=True)]
 
 
 def _squares(node: bytes) -> float:
-    return float(np.frombuffer(node, "<f8", offset=HASH_BYTES).sum())
+    return struct.unpack_from("<d", node, HASH_BYTES)[0] if len(node) > HASH_BYTES else 0.0
 
 
 def _parent(children: Sequence[bytes]) -> bytes:
     if len(children) == 1:
         return children[0]
-    squares = np.asarray([sum(map(_squares, children))] * (len(children[0]) > HASH_BYTES), "<f8")
-    return _hash(b"node", b"".join(children)) + squares.tobytes()
+    summed = len(children[0]) > HASH_BYTES
+    squares = struct.pack("<d", sum(map(_squares, children))) if summed else b""
+    return _hash(b"node", b"".join(children)) + squares
 
 
 def _root(top: bytes, weight: int, norms: Sequence[float]) -> bytes:

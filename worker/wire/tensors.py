@@ -97,14 +97,18 @@ def check_values(codec: Codec, payload: memoryview, elements: int, *, exact: int
     return math.sqrt(squares)
 
 
-def square_sum(codec: Codec, payload: memoryview, elements: int) -> float:
-    """The sum of the squares of encoded values to eight bits, so that all machines find the same.
-    Raises WireError: no encoder writes such bytes."""
-    values = _decode(codec, payload, 0, elements).double()
-    mantissa, exponent = math.frexp(torch.dot(values, values).item())
-    if not math.isfinite(mantissa):
+def square_sums(codec: Codec, payload: memoryview, elements: int, size: int) -> list[float]:
+    """The sums of the squares of encoded values, of `size` each, to eight bits: so that all
+    machines find the same. Raises WireError: no encoder writes such bytes."""
+    found = list[float]()
+    step = max(1, BLOCK_ELEMENTS // size) * size
+    for start in range(0, elements, step):
+        values = _decode(codec, payload, start, min(elements, start + step)).double()
+        squares = torch.nn.functional.pad(values.square_(), (0, -len(values) % size))
+        found += squares.view(-1, size).sum(1).tolist()
+    if not all(map(math.isfinite, found)):
         raise WireError(_NOT_FINITE)
-    return math.ldexp(round(mantissa * 2**8) / 2**8, exponent)
+    return [math.ldexp(round(m * 2**8) / 2**8, at) for m, at in map(math.frexp, found)]
 
 
 def average(
