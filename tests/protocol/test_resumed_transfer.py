@@ -98,7 +98,7 @@ async def fetched(
         expected = {0: (ELEMENTS, ELEMENTS)}
         try:
             _, outcome = await fetch_states(
-                joiner, first, RUN, expected, inline, 40.0, begun, helpers
+                joiner, first, RUN, expected, inline, (40.0, 1.0), begun, helpers
             )
         except (TransportError, TimeoutError, wire.WireError) as error:
             outcome = str(error)

@@ -182,6 +182,5 @@ def attacks(liar: str) -> dict[str, Callable[[], AbstractContextManager[None]]]:
         "counts only itself": partial(closing_falsely, liar, only_itself),
         "counts next to nothing": partial(closing_falsely, liar, next_to_nothing),
         "names a ghost": partial(reducing_falsely, liar, LIES["turned"], ghost="ghost"),
-        "sends each all": partial(contributing, liar, -2.8, 1.45, apart=True),
         "-4 times, to itself": partial(contributing, liar, -4.0, own=True),
     }

@@ -39,6 +39,7 @@ from murmuration.worker.node.node import Node
 from murmuration.worker.pipeline.stage_call import StageCall, StageReply
 from murmuration.worker.training.mailbox import Begin
 from murmuration.worker.transport import Stream
+from murmuration.worker.wire.payloads import frame_message
 from tests.support import false_means
 
 Change = Callable[[Node], None]
@@ -101,6 +102,28 @@ def lie(
     given = tuple(replace(state, version=state.version + gives) for state in states)
     node.published = replace(node.published, states=given)
     node._publish = lambda published: None  # type: ignore[method-assign]
+
+
+def gives_slowly(node: Node) -> None:
+    """It gives its state a byte a second."""
+    serve = node.server.streams["Data/Fetch"]
+
+    async def slowly(stream: Stream) -> None:
+        send = stream.send
+
+        async def by_bytes(message: bytes) -> None:
+            frame = pb.FetchReply.FromString(message).frame
+            for at in range(len(frame.payload)):
+                piece = memoryview(frame.payload[at : at + 1])
+                await asyncio.sleep(1)
+                await send(frame_message(pb.FetchReply, frame.offset + at, piece))
+            if not frame.payload:
+                await send(message)
+
+        stream.send = by_bytes  # type: ignore[method-assign]
+        await serve(stream)
+
+    node.server.streams["Data/Fetch"] = slowly
 
 
 def hangs_then_lies(node: Node) -> None:

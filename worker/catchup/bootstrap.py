@@ -84,8 +84,11 @@ class Bootstrap:
                 if self._exchanges:
                     as_started = await self._digests_at_start()
                     me = self._gossip.me
-                    replicas = self._donors.first_choices(self._gossip.replicas)
-                    under_way, donor = choose_take_over(me, replicas, as_started, self._plan)
+                    known = as_started, self._plan
+                    under_way, donor = choose_take_over(me, self._gossip.replicas, *known)
+                    first = self._donors.first_choices(self._gossip.replicas)
+                    also, other = choose_take_over(me, first, *known)
+                    donor = (other if also == under_way else None) or donor
                     every = range(len(me.digests))
                     fetched = donor is None or await self._donors.fetch(donor, every, "joining")
                     begins = not (

@@ -7,6 +7,7 @@ away than rounds usually lead (docs/adr/0035).
 
 import asyncio
 import math
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -37,15 +38,16 @@ _ANY_GROUP = 256  # peers; a larger one takes a second to lay out
 _ASKED = 16  # peers, drawn of those that may confirm a state
 _ASKING_S = 2.0
 _TOLD_S, _TOLD_ROUNDS = 10.0, 3  # for which a donor is not confirmed before that is said
-_ASIDE_S = 5.0
+_ASIDE_S, _MOST_ASIDE_S = 5.0, 600.0
 _UNCONFIRMED_S = 1.0
 _MOST_SPLITS = 64  # rounds between two adoptions of a state of the same version
 _RETRY_S = 0.25
 _HELPERS = 3
+_NEARLY_ROUNDS = 4
 CHUNK_BYTES = 16 << 20  # that one of several donors gives at once
 _CONFIRM_S = 3.0
 _NEXT_S = 10.0
-_WHO_SPEAKS = ({Phase.TRAINING}, {Phase.DONE, Phase.LEAVING}, {Phase.READY})
+_WHO_SPEAKS = ({Phase.DONE, Phase.LEAVING}, {Phase.READY})
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,9 @@ def electorate(
     trains, has_rounds = phase is not Phase.READY, any(digest.version for digest in mine)
     found = [member for member in begun if member.peer in contributors]
     known = bool(found)
-    for phases in _WHO_SPEAKS:
+    # Before the first round those speak too that have yet to start it with this peer.
+    first = {Phase.TRAINING, Phase.READY} if trains and not has_rounds else {Phase.TRAINING}
+    for phases in (first, *_WHO_SPEAKS):
         found = found or [member for member in alive if member.phase in phases]
     all_ready = all(member.phase is Phase.READY for member in found)
     if phase is Phase.TRAINING and has_rounds and not contributors:
@@ -143,6 +147,7 @@ class Donors:
         self._warnings = Warnings(node.log)
         self._aside: dict[str, float] = {}  # whose states were not to be had, until when
         self._started: dict[str, float] = {}  # donors that began the run as they were asked: when
+        self._held_s = defaultdict[str, float](float)  # by donors whose states were not to be had
         self._split: dict[int, tuple[int, int]] = {}  # what was to be adopted of the same version
         self._splits, self._next_split_at = 0, -math.inf
         self._unconfirmed: dict[str, float] = {}  # donors that too few confirm, since when
@@ -177,6 +182,7 @@ class Donors:
             return False
         if not self._begun and published.phase is Phase.READY:
             await self._begin_with_own(donor, published, expected)
+        began = node.clock()
         try:
             step, states = await self._states(donor, expected)
             self._begun = {}
@@ -186,8 +192,11 @@ class Donors:
                 began_at = self._started.setdefault(donor.peer, node.clock())
                 if node.clock() - began_at < _ASIDE_S:
                     return False
-            lasting = not isinstance(error, TransportError)
-            self.set_aside(donor, str(error), _ASIDE_S if lasting else _RETRY_S)
+            # One that holds this peer up is asked again the later, the longer it has done so.
+            self._held_s[donor.peer] += node.clock() - began
+            least_s = _RETRY_S if isinstance(error, TransportError) else _ASIDE_S
+            aside_s = max(least_s, 2 * self._held_s[donor.peer])
+            self.set_aside(donor, str(error), min(aside_s, _MOST_ASIDE_S))
             return False
         if any(state.hash != announced[index].hash for index, state in states.items()):
             votes = await self._votes(donor, states)  # it has gone on meanwhile
@@ -208,11 +217,19 @@ class Donors:
         me = self._gossip.me.peer
         node.held.shares((donor.peer, *confirmed), states)
         self._adopts += 1
+        step = self._as_far(step, donor)
         node.post(Adopt(donor.peer, step, states, reason, me, confirmed, lost, replaced))
         behind = any(state.version > own[i].version + 1 for i, state in states.items())
         if self._plan.waits_for_nobody and published.phase is Phase.TRAINING and behind:
             self._gossip.leave_out(me)  # it does not keep up
         return True
+
+    def _as_far(self, step: int, donor: Member) -> int:
+        """A position in the schedule, but no further than half of those that train are, nearly."""
+        peers = [m for m in self._gossip.replicas if m.health is Health.ALIVE]
+        at = sorted(m.step for m in peers if m.phase is Phase.TRAINING or m.peer == donor.peer)
+        most = at[(len(at) - 1) // 2] + _NEARLY_ROUNDS * self._plan.inner_steps if at else step
+        return min(step, most)
 
     def _rests(self, published: Published) -> bool:
         """Tells whether to wait with a state of the same version: a peer that parts them often
@@ -275,14 +292,14 @@ class Donors:
         alike.sort(key=lambda member: wire.hash64(f"{me}/{member.peer}".encode()))
         helpers = alike[: min(_HELPERS, chunks)]
         alone = not (self._begun or helpers)
-        silent_s = rounds.transfer_s(wire.MAX_FRAME_BYTES) + rounds.slack_s
+        pace = rounds.transfer_s(wire.MAX_FRAME_BYTES) + rounds.slack_s, rounds.transfer_s(1)
         given = (node.transport, donor, self._gossip.run, expected, node.offload)
         try:
-            return await fetch_states(*given, silent_s, self._begun, helpers)
+            return await fetch_states(*given, pace, self._begun, helpers)
         except wire.WireError:
             if alone:
                 raise
-            return await fetch_states(*given, silent_s)
+            return await fetch_states(*given, pace)
 
     def set_aside(self, donor: Member, reason: str, for_s: float = _ASIDE_S) -> None:
         """Its state is not taken; others come first for a while."""
@@ -311,8 +328,7 @@ class Donors:
                 text = (
                     f"fragment {index} is another state than the announced version {said.version}"
                 )
-                starts = donor.phase is Phase.READY and not state.version
-                raise wire.Again(text) if starts else wire.WireError(text)
+                raise wire.WireError(text) if state.version else wire.Again(text)
             if not limits.can_follow(state.version, newest.digests[index].version):
                 raise wire.WireError(
                     f"fragment {index} is of version {state.version}, announced was {said.version}"
@@ -463,7 +479,7 @@ async def fetch_states(
     run: int,
     expected: Mapping[int, tuple[int, int]],
     offload: Offload,
-    silent_s: float = 40.0,
+    pace: tuple[float, float] = (40.0, 1e-5),
     begun: dict[int, wire.Incoming] | None = None,
     helpers: Sequence[Member] = (),
 ) -> tuple[int, dict[int, FragmentState]]:
@@ -471,10 +487,13 @@ async def fetch_states(
     the same. Returns (where a joiner goes on in the schedule, verified states by fragment). Raises
     TransportError, TimeoutError, WireError: nothing was taken. Args: helpers: as many as there are
     chunks at most; expected: by fragment, the number of values of its anchor and of its momentum;
-    silent_s: until a donor that sends nothing is given up; begun: by fragment, what has arrived,
-    also from other donors: what is left there if the link breaks, for the next to go on with."""
-    streams = [transport.open(each.address, Method.FETCH, each.peer) for each in (donor, *helpers)]
-    stream, begun = streams[0], {} if begun is None else begun
+    pace: for how long a donor may send nothing in all, and of that what each byte makes good, in s;
+    begun: by fragment, what has arrived, also from other donors: what is left there if the link
+    breaks, for the next to go on with."""
+    opened = (transport.open(m.address, Method.FETCH, m.peer) for m in (donor, *helpers))
+    streams = [_Source(each, *pace) for each in opened]
+    source, begun = streams[0], {} if begun is None else begun
+    stream = source.stream
     try:
         order = sorted(expected)
         arrived = [begun.get(index) or wire.Incoming(0, 0) for index in order]
@@ -490,12 +509,12 @@ async def fetch_states(
             await stream.done()
         headers: dict[int, pb.StateHeader] = {}
         for index in order:
-            headers[index] = (await _next(stream, silent_s)).header
+            headers[index] = (await source.next()).header
             _check_header(headers[index], index, expected[index], begun)
             while not (helpers or begun[index].complete):
-                begun[index].add((await _next(stream, silent_s)).frame)
+                begun[index].add((await source.next()).frame)
         if helpers:
-            await _share_out(streams, run, {index: begun[index] for index in order}, silent_s)
+            await _share_out(streams, run, {index: begun[index] for index in order})
         states = {
             index: await _state(headers[index], begun[index], expected[index], offload)
             for index in order
@@ -506,11 +525,11 @@ async def fetch_states(
         raise
     finally:
         for each in streams:
-            each.cancel()
+            each.stream.cancel()
 
 
 async def _share_out(
-    streams: Sequence[Stream], run: int, begun: Mapping[int, wire.Incoming], silent_s: float
+    streams: "Sequence[_Source]", run: int, begun: Mapping[int, wire.Incoming]
 ) -> None:
     """Has each donor give chunks until all are here. One that is free gives the chunk that was
     asked for longest ago: nothing waits for a slow one. Raises TransportError: some are missing."""
@@ -521,7 +540,7 @@ async def _share_out(
     ]
     missing = {chunk: index for index, _, chunk in chunks}
 
-    async def give(stream: Stream) -> None:
+    async def give(source: _Source) -> None:
         with suppress(TransportError, TimeoutError, wire.WireError):  # it has broken off
             while missing:
                 chunk, index = next(iter(missing.items()))
@@ -529,11 +548,11 @@ async def _share_out(
                 begin, end = chunk.received_bytes, chunk.total_bytes
                 part, ask = chunk.part(begin, end), {"offsets": [begin], "lengths": [end - begin]}
                 request = pb.FetchRequest(run=run, fragments=[index], hashes=[part.hash], **ask)
-                await stream.send(request.SerializeToString())
-                if (await _next(stream, silent_s)).header.hash != part.hash:
+                await source.stream.send(request.SerializeToString())
+                if (await source.next()).header.hash != part.hash:
                     return  # it has gone on
                 while not part.complete:
-                    part.add((await _next(stream, silent_s)).frame)
+                    part.add((await source.next()).frame)
                     if chunk not in missing:
                         return  # another was faster
                     chunk.received_bytes = max(chunk.received_bytes, part.received_bytes)
@@ -564,22 +583,36 @@ async def headers_at(
         await stream.send(request.SerializeToString())
         await stream.done()
         async with asyncio.timeout(_CONFIRM_S):
-            return [(await _next(stream, _CONFIRM_S)).header for _ in asked]
+            source = _Source(stream, _CONFIRM_S, 0.0)
+            return [(await source.next()).header for _ in asked]
     except (TimeoutError, TransportError, wire.WireError):
         return []
     finally:
         stream.cancel()
 
 
-async def _next(stream: Stream, silent_s: float) -> pb.FetchReply:
-    try:
-        async with asyncio.timeout(silent_s):
-            raw = await stream.receive()
-    except TimeoutError as error:
-        raise TimeoutError(f"the donor has sent nothing for {silent_s:.0f} s") from error
-    if raw is None:
-        raise TransportError("the donor has nothing more to give")
-    return wire.parse(pb.FetchReply, raw)
+class _Source:
+    """The answers of a donor, which keeps the pace of the slowest link but for a pause. Args:
+    silent_s: all that it may pause; byte_s: of a byte, that makes a pause good."""
+
+    def __init__(self, stream: Stream, silent_s: float, byte_s: float) -> None:
+        self.stream, self._silent_s, self._byte_s = stream, silent_s, byte_s
+        self._left_s = silent_s
+
+    async def next(self) -> pb.FetchReply:
+        now = asyncio.get_running_loop().time
+        began = now()
+        try:
+            async with asyncio.timeout(self._left_s):
+                raw = await self.stream.receive()
+        except TimeoutError as error:
+            silent_s = f"{self._silent_s:.0f} s"
+            raise TimeoutError(f"the donor has sent nothing for {silent_s}") from error
+        if raw is None:
+            raise TransportError("the donor has nothing more to give")
+        left_s = self._left_s - (now() - began) + self._byte_s * len(raw)
+        self._left_s = min(left_s, self._silent_s)
+        return wire.parse(pb.FetchReply, raw)
 
 
 def _check_header(

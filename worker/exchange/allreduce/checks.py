@@ -60,6 +60,7 @@ class Given:
     shard: ShardRange
     header: wire.ReductionHeader
     took_s: float
+    place: int = 0  # of its norm among those that come with a contribution
 
 
 @dataclass(frozen=True)
@@ -310,7 +311,6 @@ class Checks:
         me = context.me
         header, key, reducer, parts = given.header, given.key, given.header.reducer, drawn.parts
         group = self._shards.group(key) or header.contributors
-        at = context.norms_of(len(context.orders(key.fragment, group)))[key.shard]
         said = self._norms.get(key._replace(shard=0), set())
         for place, (peer, root, weight) in enumerate(parts):
             shown = drawn.own if peer == me else (answers[peer] or {}).get((key, root))
@@ -319,8 +319,8 @@ class Checks:
             payload, path, norms = shown
             gave = place < len(header.contributors)
             codec = context.codec if gave else LEFT_CODEC
-            found = wire.root_of(codec, drawn.leaves, drawn.leaf, payload, path, weight, norms, at)
-            fits = found == root and gave == bool(norms)
+            where = codec, drawn.leaves, drawn.leaf, payload, path, weight, norms, given.place
+            fits = wire.root_of(*where) == root and gave == bool(norms)
             if fits:
                 raws.append(payload)
                 heard = {each for other, each in said if gave and other == peer}

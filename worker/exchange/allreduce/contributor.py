@@ -536,8 +536,10 @@ class Contributor:
                 context.caught(part.target, f"{part.key} leaves out {', '.join(sorted(out))}")
         if context.plan.compares_norms:
             others = [
-                Given(part.key, part.shard, part.reduction, part.ended_at - part.asked_at)
-                for part in round_.parts
+                Given(part.key, part.shard, part.reduction, part.ended_at - part.asked_at, place)
+                for part, place in zip(
+                    round_.parts, context.norms_of(len(round_.parts)), strict=True
+                )
                 if part.reduction and part.reduction.reducer == part.target != context.me
             ]
             self._reducer.checks.completed(begin.fragment, others)
