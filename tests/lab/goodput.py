@@ -16,12 +16,10 @@ so is what it goes on from after a kill. Steps that a kill has lost, other steps
 minority and waiting are not. Of several fragments each counts alike. What a worker hands in when it
 leaves is useful if the others' events say that so many contributed to the round.
 
-Goodput is the useful steps, from the first fault to the end of the plan, over those that the
-workers could have taken at the rate of the quiet minutes: of all workers at all times, and of the
-workers that live by the plan. A second table has what these have lost, by cause. By the plan a
-worker lives but for a `kill` or `replace` until the next process is started, and for a `stop`. The
-rate is corrected for the mean time in which a step is computed, then and in the quiet minutes:
-others may use this machine too.
+Goodput is the useful steps from the first fault to the end of the plan, over those at the rate of
+the quiet minutes: of all workers at all times, and of those that live by the plan. These do but for
+a `kill` or `replace` until the next process is started, and for a `stop`. A second table has what
+they have lost, by cause. The rate is corrected for the mean time in which a step is computed.
 """
 
 import argparse

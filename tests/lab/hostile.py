@@ -3,25 +3,20 @@
     python -m tests.lab hostile [--workers 3] [--seconds 8] [--per-s 10] [--only NAME]
     python -m tests.lab hostile --insecure    # in a run without certificates
 
-An encrypted run is attacked by a stranger first, who has no certificate of it, and then by a member
-that has. Then so is one whose model is in two stages. One line an attack: the resident memory of
-the attacked worker before and after, rounds per 10 s before, during and after, and what came of it.
-The steps of the workers have a pause each, so that rounds come at a pace that does not depend on
-how busy the machine is. Rows are marked where there were fewer than 90 % of the rounds before and
-after.
+An encrypted run is attacked by a stranger, then by a member, then by a member in two stages. A line
+has the memory of the attacked worker, rounds per 10 s before, during and after, and what happened.
+Steps have a pause each, so that the pace of rounds does not depend on how busy the machine is. Rows
+are marked where there were fewer than 90 % of the rounds.
 
-Then workers of an encrypted run turn on three others that are honest, each kind in a swarm of its
-own (tests/support/liar.py). A Markdown row has the rounds per 10 s before, during and after, how
-many rounds took more than three times as long as is usual, after how many rounds and seconds most
-honest workers have named the liar, the honest workers' held-out loss beside that of a run of the
-same settings whose fourth worker leaves, at the same step, the norm of their anchor beside that
-run's, and what they said first.
+Then workers turn on three honest ones, each kind in a swarm of its own (tests/support/liar.py). A
+row has the rounds per 10 s, how many took more than three times as long as is usual, when most had
+named the liar, held-out loss and norm of the anchor beside a run whose fourth worker leaves, and
+what was said first. It is marked where more than three rounds were slow or rounds do not come back;
+where a state was taken; where the loss is more than 2 % higher, or the anchor half as large again,
+or as small; or where one that is honest was named, or is in no round at the end.
 
-The last line of each table is the verdict. The exit code is 1 if a process ended, if something of
-the attacker's was taken, if a stranger was answered, or if a row is marked. A row of the last table
-is marked where more than three rounds were slow, or rounds do not come back, within one more or
-less; where a state was taken; where the loss is more than 2 % higher; where the anchor is half as
-large again, or as small; or where one that is honest was named, or is in no round at the end.
+The exit code is 1 if a process ended, something of the attacker's was taken, a stranger was
+answered, or a row is marked.
 """
 
 import argparse

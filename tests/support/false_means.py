@@ -142,7 +142,7 @@ def contributing(
     """As long as this lasts, the peer of this name contributes so many times what it has learned,
     and announces `more` times its norm. Args: own: so it does to the shards that it reduces itself;
     apart: to each reducer it says that all is in that shard."""
-    encode, prepare, header = Contributor._encode, Contributor._prepare, Contributor._header
+    encode = Contributor._encode
 
     def encoded(self: Contributor, begin: Any, shards: Any) -> Any:
         raws, error, whole, norms = encode(self, begin, shards)
@@ -155,23 +155,17 @@ def contributing(
                 raws[place] = wire.encode(codec, factor * values)
         return raws, error, more * whole, [more * each for each in norms]
 
-    def said(self: Contributor, round_: Any, part: Any) -> list[float]:
-        if not apart or self._context.me != liar:
-            return list(round_.norms)
-        places = self._context.norms_of(len(round_.parts))
-        return [round_.norm * (at == places[part.key.shard]) for at in range(len(round_.norms))]
+    def announcing(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Contributor, round_: Any, part: Any, *args: Any) -> Any:
+            if apart and self._context.me == liar:
+                at, count = part.key.shard, len(round_.norms)
+                round_ = replace(round_, norms=[round_.norm * (at == n) for n in range(count)])
+            return method(self, round_, part, *args)
 
-    def prepared(self: Contributor, round_: Any, part: Any) -> Any:
-        return prepare(self, replace(round_, norms=said(self, round_, part)), part)
+        return call
 
-    def opening(self: Contributor, round_: Any, part: Any, *args: Any) -> Any:
-        return header(self, replace(round_, norms=said(self, round_, part)), part, *args)
-
-    with (
-        patch.object(Contributor, "_encode", encoded),
-        patch.object(Contributor, "_prepare", prepared),
-        patch.object(Contributor, "_header", opening),
-    ):
+    said = {name: announcing(getattr(Contributor, name)) for name in ("_prepare", "_header")}
+    with patch.multiple(Contributor, _encode=encoded, **said):
         yield
 
 

@@ -39,7 +39,6 @@ from murmuration.worker.node.node import Node
 from murmuration.worker.pipeline.stage_call import StageCall, StageReply
 from murmuration.worker.training.mailbox import Begin
 from murmuration.worker.transport import Stream
-from murmuration.worker.wire.payloads import frame_message
 from tests.support import false_means
 
 Change = Callable[[Node], None]
@@ -106,24 +105,22 @@ def lie(
 
 def gives_slowly(node: Node) -> None:
     """It gives its state a byte a second."""
-    serve = node.server.streams["Data/Fetch"]
 
-    async def slowly(stream: Stream) -> None:
+    async def slowly(honest: Any, stream: Stream) -> None:
         send = stream.send
 
         async def by_bytes(message: bytes) -> None:
-            frame = pb.FetchReply.FromString(message).frame
-            for at in range(len(frame.payload)):
-                piece = memoryview(frame.payload[at : at + 1])
+            payload = memoryview(pb.FetchReply.FromString(message).frame.payload)
+            pieces = [m for m, _ in wire.frame_messages(pb.FetchReply, [payload], 0, 1)]
+            for each in pieces or [message]:
                 await asyncio.sleep(1)
-                await send(frame_message(pb.FetchReply, frame.offset + at, piece))
-            if not frame.payload:
-                await send(message)
+                await send(each)
 
         stream.send = by_bytes  # type: ignore[method-assign]
-        await serve(stream)
+        await honest(stream)
 
-    node.server.streams["Data/Fetch"] = slowly
+    streams = node.server.streams
+    streams["Data/Fetch"] = partial(slowly, streams["Data/Fetch"])
 
 
 def hangs_then_lies(node: Node) -> None:
@@ -327,8 +324,8 @@ def closes(node: Node, change: Callable[[DueMean, str], DueMean]) -> None:
     _for_good.enter_context(false_means.closing_falsely(node.context.me, change))
 
 
-def contributes(node: Node, *more: Any, **how: Any) -> None:
-    _for_good.enter_context(false_means.contributing(node.context.me, *more, **how))
+def contributes(node: Node, **how: Any) -> None:
+    _for_good.enter_context(false_means.contributing(node.context.me, **how))
 
 
 def hides_false_means(node: Node) -> None:

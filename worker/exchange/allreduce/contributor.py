@@ -557,7 +557,8 @@ class Contributor:
 
     def _left_out(self, round_: _Round) -> Iterator[tuple[_Part, set[str]]]:
         """The shards that ended in time without half or more of the peers that most shards of other
-        reducers count, and these peers: their reducer reaches them, as far as is known."""
+        reducers count, and these peers: their reducer reaches them, as far as is known. One that
+        comes when most have closed does not know what was in time."""
         view, me = self._view, self._context.me
         largest = max(len(header.contributors) for _, header in round_.reductions)
         for part in round_.parts:
@@ -573,7 +574,7 @@ class Contributor:
                 for peer in most.difference(header.contributors)
                 if peer == me or (view.usable(peer) and view.reach(part.target, peer))
             }
-            in_time = part.ended_at <= round_.half_at + SILENT_S
+            in_time = me in most and part.ended_at <= round_.half_at + SILENT_S
             if in_time and out and 2 * len(out) >= len(most):
                 yield part, out
 

@@ -135,14 +135,9 @@ class Reducing(Bench):
         root = wire.Commitment(codecs[0], leaves, raw, changes.get("weight", 1), norms).root
         plain = {"fragment": key.fragment, "round": key.round, "shard": key.shard, "sender": peer}
         plain |= {"group": wire.group_hash(group), "codec": self.context.codec.wire_id}
-        plain |= {
-            "run": self.context.run,
-            "weight": 1,
-            "norm": 1000.0,
-            "norms": norms,
-            "elements": 10,
-        }
+        plain |= {"run": self.context.run, "weight": 1, "norm": 1000.0, "elements": 10}
         plain |= {"total_bytes": BYTES, "hash": wire.hash64(raw), "root": root}
+        plain |= {"norms": norms}
         header = pb.ContributionHeader(**(plain | changes))
         return pb.ExchangeUp(header=header).SerializeToString()
 
