@@ -11,11 +11,10 @@ chosen on a seed and a text that the table does not use: the sources of torch.nn
 of Python's own. Then the line trains on each seed.
 
 Differences are between runs with the same seed, so with the same first parameters and samples. An
-interval is of 95 %, by Student's t over the seeds, each by itself: of twenty one is wrong by
-chance. A difference that its interval does not carry is "none", with half the interval. R is the
-share of what DDP gains over one worker alone. Bytes are those of encoded contributions and
-reductions that a worker sends, before zstd, beside data-parallel training in bf16; an exact mean
-that ends a run counts in a column of its own. The picture has R over the bytes without it.
+interval is of 95 %, by Student's t over the seeds: of twenty one is wrong by chance. A difference
+that its interval does not carry is "none", with half the interval. R is the share of what DDP gains
+over one worker alone. Bytes are those that a worker sends, before zstd, beside data-parallel
+training in bf16; an exact mean that ends a run has a column of its own. The picture is without it.
 
 Runs are `tests.support.specification` with the gradients of all workers in one pass, on one core.
 A step has 256 bytes of text on each worker; `--set task.batch_size=64` makes that 4 kB. The inner

@@ -9,12 +9,10 @@ plan of the seed: `kill` is SIGKILL, then the same command again; `stop` is SIGS
 `cut` takes the link down; `slow` makes it 5 Mbit/s both ways; `replace` is SIGTERM, then a newcomer
 with another name. Each takes 10 to 30 s. A process that ends unasked is started again at once.
 
-An inner step is useful once it was in a contribution to a round that most of the workers were in,
-and which did not miss it. So the event `round` of its worker says, with the steps that the
-contribution stands for. What a peer contributes again after rounds of a minority is useful too, and
-so is what it goes on from after a kill. Steps that a kill has lost, other steps of rounds of a
-minority and waiting are not. Of several fragments each counts alike. What a worker hands in when it
-leaves is useful if the others' events say that so many contributed to the round.
+An inner step is useful once a round of most workers has counted it, as the events `round` say. What
+a peer contributes again after rounds of a minority is useful too, what it goes on from after a
+kill, and what it hands in when it leaves, if the others' events say that so many contributed. Of
+several fragments each counts alike.
 
 Goodput is the useful steps from the first fault to the end of the plan, over those at the rate of
 the quiet minutes: of all workers at all times, and of those that live by the plan. These do but for

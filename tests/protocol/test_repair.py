@@ -253,6 +253,7 @@ def test_those_that_have_contributed_have_a_say_whatever_others_say():
     assert voters(*everyone, contributors="z") == ("bc", True)
     assert voters(*ENDED, *WAITS) == ("de", False)  # this peer has closed no round
     assert voters(donor("b", ((5, 2, 7),), Health.SUSPECT), contributors="b") == ("", True)
+    assert voters(*TRAINS, *WAITS, mine=((0, 0, 7),)) == ("bcfg", True)  # nor has anybody, yet
 
 
 def test_a_first_time_joiner_has_none():
