@@ -72,9 +72,6 @@ def last_of(peer: Peer) -> object:
     return peer.of_kind("round")[-1]["contributors"]
 
 
-# ------------------------------------------------------------------------------------- who is in it
-
-
 @pytest.mark.parametrize(
     ("plan", "peers"),
     [*((plan, 3) for plan in _NAMED.values()), (NOLOCO, 2)],
@@ -130,9 +127,6 @@ async def test_who_joins_at_the_very_end_takes_the_mean(plan, after_s):
         await swarm.ends_equal()
         assert last_of(swarm["a"]) in (3, 4)
         assert swarm.loop.time() < LAST_S + MOST_S
-
-
-# ------------------------------------------------------------------------------------------- faults
 
 
 @pytest.mark.parametrize(("plan", "before_s"), [(NOLOCO, 0.05), (TWO, 6.0)], ids=["late", "early"])
@@ -211,8 +205,6 @@ async def test_a_swarm_that_is_cut_in_two_ends_with_one_anchor_in_each_half(plan
         assert swarm.loop.time() < LAST_S + MOST_S
 
 
-# ------------------------------------------------------------------------------- what is under way
-
 SIX = {
     "keep": replace(KEEP, inner_steps=6, fragments=6, overlap_steps=3),
     "pairs": replace(STREAMING, fragments=6),
@@ -255,9 +247,6 @@ async def test_a_fragment_whose_round_fails_at_a_peer_does_not_keep_it_from_the_
         contributors = [state.contributors for state in swarm["a"].trainer.states]
         assert contributors == [3, 2, 3, 3, 3, 3]
         assert swarm.loop.time() < LAST_S + MOST_S
-
-
-# --------------------------------------------------------------------------------------- the slow
 
 
 async def test_a_slow_peer_is_waited_for_as_long_as_the_grace_lasts():

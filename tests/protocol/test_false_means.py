@@ -95,7 +95,13 @@ async def test_a_mean_of_others_than_have_contributed_is_seen(attack):
 
 @pytest.mark.parametrize(
     ("factor", "more", "how"),
-    [(-3.5, 1.45, ()), (-2.8, 1.45, ("apart",)), (-4, 1, ("own",)), (-60, 1, ("own",))],
+    [
+        (-3.5, 1.45, ()),
+        (-2.8, 1.45, ("apart",)),
+        (-4, 1, ("own",)),
+        (-60, 1, ("own",)),
+        (1, 0.1, ()),
+    ],
 )
 async def test_nobody_contributes_more_than_it_announces(factor, more, how):
     async with Swarm(LONG, "abcd") as swarm:

@@ -16,7 +16,6 @@ from tests.protocol.swarm import Peer, Swarm
 from tests.support.liar import (
     ends_and_names,
     gives_other_bytes,
-    gives_slowly,
     hangs_then_lies,
     late_to_one_then_near,
     lie,
@@ -213,19 +212,15 @@ async def test_a_joiner_is_told_by_two_and_not_held_up_by_a_liar(pieces, monkeyp
         assert [event for name in "ab" for event in swarm[name].of_kind("adopted")] == []
 
 
-@pytest.mark.parametrize("slow", ["", "a", "ab"])
-async def test_no_two_donors_hold_up_a_joiner_or_say_where_it_is_in_the_run(slow):
-    async with Swarm(steady(100_000), "abcd", at=2) as swarm:
-        for name in slow:
-            gives_slowly(swarm[name].node)
+async def test_a_donor_does_not_say_where_a_joiner_is_in_the_run():
+    async with Swarm(steady(100_000), "abc", at=2) as swarm:
         node = swarm["a"].node
         node.published = replace(node.published, entry_step=99_990)  # type: ignore[type-var]
         node._publish = lambda published: None  # type: ignore[method-assign]  # it lies
-        await swarm.join("x", via=["c"], wait_s=600.0)
-        await swarm.until(lambda: bool(swarm["x"].of_kind("adopted")), 10 + 40 * len(slow))
-        await swarm.until(lambda: swarm.agrees("c", "d", "x"), 20)
-        assert swarm["x"].of_kind("adopted")[0]["donor"] == "abc"[len(slow)]
-        assert swarm["x"].trainer.step < 200
+        await swarm.join("x", via="b")
+        await swarm.until(lambda: swarm["x"].of_kind("adopted") != [], 20)
+        assert swarm["x"].of_kind("adopted")[0]["donor"] == "a"
+        assert swarm["x"].trainer.step < 100
 
 
 def at(version: int, step: int) -> Member:

@@ -58,9 +58,6 @@ async def test_a_peer_whose_train_thread_is_busy_fetches_once():
         assert swarm["d"].of_kind("adopted")
 
 
-# --------------------------------------------------------------------------------------- joiners
-
-
 @pytest.mark.parametrize("at_s", [2.6, 4.96, 5.04])
 async def test_a_late_joiner_adopts_and_ends_equal(at_s):
     async with Swarm(steady(30), "abc") as swarm:

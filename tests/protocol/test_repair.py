@@ -123,9 +123,6 @@ def test_the_state_that_more_peers_hold_is_fetched():
     assert repair.donor.digests[0].hash == 7
 
 
-# ------------------------------------------------------------------------------------------- pairs
-
-
 def step_seen(mine: Digests, *members: Member) -> int | None:
     return step_of_the_others([Digest(*digest) for digest in mine], members)
 
@@ -181,9 +178,6 @@ def test_nobody_leaves_a_partner_that_is_no_further(partner, step):
     assert step_of_the_others(mine, (*ahead, gone), {gone.peer}) == 43
 
 
-# ------------------------------------------------------------------------------------ going back
-
-
 def going_back(
     *members: Member, own: dict[int, int], mine: int = 9, ended: bool = False
 ) -> Repair | None:
@@ -229,9 +223,6 @@ def test_at_the_end_a_peer_that_is_ahead_of_most_goes_back():
     others = [donor(name, ((8, 2, 7),), phase=Phase.DONE) for name in "bc"]
     assert going_back(*others, own={8: 7}) is None
     assert going_back(*others, own={8: 7}, ended=True) is not None
-
-
-# --------------------------------------------------------------------------------- who has a say
 
 
 def voters(

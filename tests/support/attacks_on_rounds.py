@@ -41,9 +41,6 @@ def member_of(
     return pb.Member(peer=name, address=address, phase=phase, **given)
 
 
-# -------------------------------------------------------------------- a member with its own server
-
-
 @contextmanager
 def standing(
     target: Target,
@@ -121,9 +118,6 @@ def false_state(
 
     with standing(target, name, card, {"Data/Fetch": fetch}) as announce:
         yield once
-
-
-# ------------------------------------------------------------------------------- contributions
 
 
 @contextmanager
@@ -210,9 +204,6 @@ def _answer(replies: Iterator[bytes]) -> pb.ExchangeDown:
     return pb.ExchangeDown(refusal=pb.Refusal(reason="the stream has ended"))
 
 
-# --------------------------------------------------------------------- members that are not there
-
-
 @contextmanager
 def far_ghosts(target: Target) -> Iterator[Callable[[], str]]:
     """Five, of certificates of their own where there are any, that begin again with every call."""
@@ -246,9 +237,6 @@ def ghost_elsewhere(target: Target) -> str:
     ghostly, real = target.seen(name), target.seen(other)
     expect(real and real["health"] == "alive", f"{other} is {real}")
     return f"at {other}'s address it is {(ghostly or {}).get('health')}, and {other} is alive"
-
-
-# --------------------------------------------------------------------------------- words for others
 
 
 def forged_result(target: Target) -> str:
@@ -335,8 +323,6 @@ def spoiling_profile(target: Target) -> str:
     expect(set(target.swarm.names) <= names, "workers are missing:", names)
     return f"refused: {large.refusal}; its replies have {len(names)} members, all whole"
 
-
-# ------------------------------------------------------------------------- a joiner through them
 
 FOREIGN = ("task.name=torch.hub:load", "inner.optimizer=infected:build", "task.text=/etc/passwd")
 

@@ -140,8 +140,8 @@ def contributing(
     liar: str, factor: float, more: float = 1.0, *, own: bool = False, apart: bool = False
 ) -> Iterator[None]:
     """As long as this lasts, the peer of this name contributes so many times what it has learned,
-    and announces `more` times its norm. Args: own: so it does to the shards that it reduces itself;
-    apart: to each reducer it says that all is in that shard."""
+    and announces `more` times its norm: less than once, of the whole alone. Args: own: to the
+    shards that it reduces itself; apart: it says to each reducer that all is in that shard."""
     encode = Contributor._encode
 
     def encoded(self: Contributor, begin: Any, shards: Any) -> Any:
@@ -153,7 +153,7 @@ def contributing(
             if not own or order[0] == liar:
                 values = wire.decode(codec, raws[place], shard.stop - shard.start)
                 raws[place] = wire.encode(codec, factor * values)
-        return raws, error, more * whole, [more * each for each in norms]
+        return raws, error, more * whole, [max(1.0, more) * each for each in norms]
 
     def announcing(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: Contributor, round_: Any, part: Any, *args: Any) -> Any:

@@ -46,8 +46,6 @@ _for_good = ExitStack()
 _NEARLY_LATE_S, _STANDSTILL_S = 3.0, 10.0
 _CLOCK_BACK_S, _SHIFTED = 25 * 3600.0, "MURMUR_TESTS_CLOCK_IS_BACK"
 
-# ------------------------------------------------------------------------ what it contributes
-
 Lie = Callable[[Tensor], Tensor]
 
 
@@ -64,9 +62,6 @@ def contribute_instead(lie: Lie) -> None:
         await honest(self, replace(begin, values=lie(begin.values)))
 
     Contributor.begin = begin  # type: ignore[method-assign]
-
-
-# -------------------------------------------------------------------------------- false states
 
 
 def lie(
@@ -101,26 +96,6 @@ def lie(
     given = tuple(replace(state, version=state.version + gives) for state in states)
     node.published = replace(node.published, states=given)
     node._publish = lambda published: None  # type: ignore[method-assign]
-
-
-def gives_slowly(node: Node) -> None:
-    """It gives its state a byte a second."""
-
-    async def slowly(honest: Any, stream: Stream) -> None:
-        send = stream.send
-
-        async def by_bytes(message: bytes) -> None:
-            payload = memoryview(pb.FetchReply.FromString(message).frame.payload)
-            pieces = [m for m, _ in wire.frame_messages(pb.FetchReply, [payload], 0, 1)]
-            for each in pieces or [message]:
-                await asyncio.sleep(1)
-                await send(each)
-
-        stream.send = by_bytes  # type: ignore[method-assign]
-        await honest(stream)
-
-    streams = node.server.streams
-    streams["Data/Fetch"] = partial(slowly, streams["Data/Fetch"])
 
 
 def hangs_then_lies(node: Node) -> None:
@@ -174,9 +149,6 @@ def ends_and_names(node: Node, other: str) -> None:
     publish = node._publish
     node._publish = lambda p: publish(replace(p, phase=Phase.DONE))  # type: ignore[method-assign]
     node.gossip.rules._reach = Names(1.0)
-
-
-# ------------------------------------------------------------------------------------ its time
 
 
 def trickles(node: Node) -> None:
@@ -313,9 +285,6 @@ def lies_of_leases(node: Node) -> None:
     table._news = news
 
 
-# ------------------------------------------------------------------------- what it reduces
-
-
 def reduces_falsely(node: Node, lie: false_means.Lie) -> None:
     _for_good.enter_context(false_means.reducing_falsely(node.context.me, lie))
 
@@ -372,9 +341,6 @@ def gives_other_bytes(node: Node) -> None:
     gives_otherwise(
         node, lambda raw, times: (torch.frombuffer(raw, dtype=torch.float) + 1e-3 * times).numpy()
     )
-
-
-# ---------------------------------------------------------------------------- what it says besides
 
 
 def revokes_falsely(node: Node, number: int = 40_000) -> None:
@@ -442,8 +408,6 @@ def contributes_once(value: float) -> Change:
 
     return change
 
-
-# ------------------------------------------------------------------------------ as a program
 
 LATE: dict[str, Change] = {
     **{f"contributes {s:g} s late": partial(contributes_late, late_s=s) for s in (15, 7, 4.5)},

@@ -350,9 +350,6 @@ def random_run(
     return play(peers, faults, seed, rounds, codec, merge, shuffled=shuffled)
 
 
-# ------------------------------------------------------------------------------------- invariants
-
-
 def violations(run: Run) -> Iterator[str]:
     """Finds what must not have happened; each begins with its kind."""
     if run.unfinished:
@@ -442,9 +439,6 @@ def _of_peers(run: Run) -> Iterator[str]:
             same = torch.equal(peer.anchor, first.anchor)
             if not (same and torch.equal(peer.momentum, first.momentum)):
                 yield f"anchors differ: version {version} of {first.me} and {peer.me}"
-
-
-# --------------------------------------------------------------------- what became of each element
 
 
 def accounts(run: Run) -> Counter[str]:

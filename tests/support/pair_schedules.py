@@ -186,9 +186,6 @@ def random_world(seed: int, kind: type[WatchedPairs] = WatchedPairs, **options: 
     return PairWorld(scenario, faults, kind, **options)
 
 
-# ------------------------------------------------------------------------------ what must hold
-
-
 def violations(world: PairWorld) -> list[str]:
     """Everything that must not be, in words; each starts with the name of its check."""
     checks = (raised, twice, mixed, unprepared, overdue, delayed, unfinished, torn)
