@@ -108,8 +108,6 @@ class _Look:
             if (usual_s := self._usual(peer, "step_s")) and (each.step_s or 0.0) / usual_s > _BUSY
         }
 
-    # ---------------------------------------------------------------------------------- links
-
     def ways(self) -> list[Verdict]:
         """Slow uplinks and downlinks."""
         found = []
@@ -168,8 +166,6 @@ class _Look:
             if mbps < limits.rate * usual_mbps and cost >= limits.cost:
                 found.append(Verdict(place=place, measured=mbps, usual=usual_mbps, cost=cost))
         return found
-
-    # ------------------------------------------------------------------------ machines and disks
 
     def machines(self) -> list[Verdict]:
         """Slow machines, by their inner steps."""

@@ -178,8 +178,6 @@ class FragmentOptimizer:
         """The schedule says which round is next, where nobody makes up for a lost one."""
         self.state = replace(self.state, version=round_)
 
-    # -------------------------------------------------------------------------------- checkpoints
-
     def plain(self) -> dict[str, Any]:
         """All that the next rounds depend on, as numbers, lists and tensors, which are not copied:
         they are never written again. It goes with the local parameters of the same moment. What
@@ -234,8 +232,6 @@ class FragmentOptimizer:
         """The run goes on after its last step, whose rounds were not the schedule's own."""
         self.state, self._failed_try = replace(self.state, version=version, history=()), None
 
-    # ------------------------------------------------------------------------------ contributions
-
     def contribute(self, g: Tensor, step: int) -> Contribution:
         """This peer's part in the next round, of `g` (1-D fp32, fresh) after inner step `step`; in
         another try of a round, what the first had sent."""
@@ -288,8 +284,6 @@ class FragmentOptimizer:
         """This peer's position in the schedule is another now."""
         if self.in_flight is not None and self.in_flight.step > step:
             self.in_flight = replace(self.in_flight, step=step)
-
-    # ------------------------------------------------------------------------- the end of a round
 
     def only_merges(self, result: RoundResult) -> bool:
         """Tells whether local parameters after a round that closed follow value by value from those
@@ -489,8 +483,6 @@ class FragmentOptimizer:
         """The local parameters as if they had gone on from the anchor, which they do from now."""
         start, self._start = self._start, None
         return local if start is None else diloco.carry_over(local, start, self.state.anchor)
-
-    # --------------------------------------------------------------------------- what is counted
 
     def _count(self, contribution: Contribution, ranges: Ranges, error: Tensor | None) -> None:
         """Notes a failed try. What an earlier try of the same round had counted stays so."""

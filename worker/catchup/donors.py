@@ -413,9 +413,6 @@ class Donors:
         )
 
 
-# -------------------------------------------------------------------------- the transfer
-
-
 async def serve_states(
     stream: Stream, run: int, published: Published | None, held: HeldStates
 ) -> None:

@@ -103,8 +103,6 @@ class LeaseTable:
         """Tells whether all that are alive know what this peer knows."""
         return self._announcement is None and not self._news_to_tell
 
-    # ------------------------------------------------------------------------------ what happens
-
     def tick(self, now: float) -> None:
         late = [each for each, since in self._silent_since.items() if now - since >= _PATIENCE_S]
         silent = {p: p not in self._owed for p in late if self._owed.get(p) != _ANSWERS_OWED}

@@ -49,9 +49,6 @@ class SampleStream:
         return max(0, min(self.block, self.length - block.place * self.block))
 
 
-# ------------------------------------------------------------------------------ between peers
-
-
 class OpenedStream(NamedTuple):
     """A stream that a peer has drawn from: with the CRC-32 of its name; length 0 is not known."""
 
@@ -88,17 +85,11 @@ class LeaseNews:
     cursors: Mapping[Block, int] = field(default_factory=dict)  # how much is used of others
 
 
-# ------------------------------------------------------------------------- train thread -> I/O
-
-
 @dataclass(frozen=True)
 class ShareMessage:
     """Something for the table of this peer's leases, by a method of it."""
 
     tell: "Callable[[LeaseTable], None]"
-
-
-# ------------------------------------------------------------------------- I/O -> train thread
 
 
 @dataclass(frozen=True)

@@ -236,8 +236,6 @@ class Swarm(StepListener):
             hook = each.register_step_pre_hook(lambda *_: None if _entered else tell())
             self._open.enter_context(hook)
 
-    # ------------------------------------------------------------------------------- the block
-
     @args.errors_in_arguments()
     def __enter__(self) -> Self:
         """Joins or starts the run; returns when training may begin. Raises AddressInUse: `listen`
@@ -392,8 +390,6 @@ class Swarm(StepListener):
         event = new_event("left", step=loop.step, unsent_steps=loop.unsent_steps, others=others)
         self._log(event | {"apart": bool(others) and self._config.plan.consensus})
 
-    # ------------------------------------------------------------------- around optimizer.step
-
     def _is_forked(self) -> bool:
         return os.getpid() != self._process
 
@@ -530,8 +526,6 @@ class Swarm(StepListener):
         if (error := self._loop.error) is not None:
             with args.errors_in_arguments():
                 raise error
-
-    # ---------------------------------------------------------------------- what the user sees
 
     @property
     def name(self) -> str:
@@ -688,8 +682,6 @@ class Swarm(StepListener):
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise UsageError("no Swarm can be copied or pickled: save its state_dict()")
-
-    # ------------------------------------------------------------------------------- inside
 
     def warn(self, text: str) -> None:
         """Tells of it: a warning in the log, in `events.jsonl` and, within the block, in status."""

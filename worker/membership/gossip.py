@@ -186,8 +186,6 @@ class GossipService:
         for peer in new:
             self.suspect(peer)
 
-    # ---------------------------------------------------------------------------------- serving
-
     async def on_gossip(self, request: bytes) -> bytes:
         """Takes a peer's news and gives ours; another run gets none."""
         asked = wire.parse(pb.GossipMessage, request)
@@ -213,8 +211,6 @@ class GossipService:
         finally:
             self._probing_for -= 1
         return pb.ProbeReply(alive=sender == asked.peer).SerializeToString()
-
-    # ---------------------------------------------------------------------------------- calling
 
     async def retire(self) -> None:
         """This peer is about to leave: none waits for it any more, and it reduces nothing."""

@@ -131,8 +131,6 @@ class Membership:
         """Who has said of the peer that it has ended, and how often; of a live peer it is wrong."""
         return dict(self._suspicions.words.get(peer, ()))
 
-    # ----------------------------------------- what happens; then `view_changed` says what follows
-
     def tick(self, now: float) -> list[Probe]:
         """Called a few times per `gossip_s`. Args: now: monotonic seconds, here and below."""
         config = self.config

@@ -193,8 +193,6 @@ class Node:
         self.settled = self._from_train.join
         self._group: asyncio.TaskGroup | None = None
 
-    # ------------------------------------------------------------------------------- composition
-
     async def listen(self) -> str:
         """Starts serving and returns the advertised address. Raises AddressInUse, NotDialled."""
         bound = await self.transport.listen(self.server)
@@ -330,8 +328,6 @@ class Node:
         self.server.streams[Method.STAGE_CALL] = self.stages.server.serve
         self._components.append(self.stages)
 
-    # ------------------------------------------------------------------------------- life cycle
-
     async def run(self) -> None:
         """Until `close`. Raises ManifestRefused, PeersUnreachable."""
         members = [self.gossip.tick, self._close_unneeded, self._tell_of_the_others]
@@ -395,8 +391,6 @@ class Node:
 
     async def _on_measure(self, _request: bytes) -> bytes:
         return pb.MeasureReply().SerializeToString()
-
-    # ------------------------------------------------------------------------- the train thread
 
     async def _read_messages(self) -> None:
         while True:
@@ -464,8 +458,6 @@ class Node:
                 for reducer in self._reducers:
                     reducer.advanced(index, state.version, state.group)
                 self.gossip.connect(state.group)
-
-    # ------------------------------------------------------------- what components ask of the node
 
     def on_view(self, view: View) -> None:
         if self._config.plan.dylu and (fastest_s := view.fastest_step_s()) != self._fastest_s:

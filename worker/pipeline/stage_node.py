@@ -82,8 +82,6 @@ class StageNode:
         await self.server.close()
         await self._forwarder.acknowledgements.close()
 
-    # ------------------------------------------------------------ the microbatches that begin here
-
     async def _iterate(self, iteration: int) -> None:
         context, me, warned = self.context, self._process, False
         try:
@@ -147,8 +145,6 @@ class StageNode:
             budget.release(size)
         self.context.counts.visits += 1
         return reply.path
-
-    # --------------------------------------------------------------------- iterations and stages
 
     def _end_iteration(self) -> None:
         context = self.context

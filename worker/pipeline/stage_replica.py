@@ -69,8 +69,6 @@ class StageReplica(InnerReplica):
         """Drawn so far; None where no microbatches begin."""
         return self.cursor.position if self._microbatches else None
 
-    # ----------------------------------------------------------------------------- an iteration
-
     def begin(self, iteration: int) -> None:
         """Goes on to this iteration; whatever was counted for another one is forgotten."""
         self.iteration, self._over, self._spoiled = iteration, None, False
@@ -171,8 +169,6 @@ class StageReplica(InnerReplica):
         if any(bool(gradient.any()) for gradient in gradients.values()):
             super().inner_step(step, gradients)
 
-    # ------------------------------------------------------------------------------------- jobs
-
     def _do(self, work: mail.StageJob) -> tuple[memoryview, tuple[int, ...]]:
         match work.kind:
             case mail.JobKind.ENTER:
@@ -240,8 +236,6 @@ class StageReplica(InnerReplica):
         yield
         self._spoiled = spoiled
         self._counted.add(microbatch)
-
-    # ---------------------------------------------------------------------------------- helpers
 
     def _encode(self, values: Tensor) -> memoryview:
         return wire.encode(self._codec, values.detach().reshape(-1).contiguous())

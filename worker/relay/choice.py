@@ -60,8 +60,6 @@ class RelayChoice:
         held = [self._known[a] for a in self._advertised if a in self._known]
         return tuple(known.peer for known in held if known.state is _State.HELD)
 
-    # ------------------------------------------------------------------------------ what happens
-
     def want(self, address: str) -> None:
         """Nobody reaches this peer: it wants relays from now on, and first the one at `address`."""
         self.wanted = True

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 NO_VALUES = memoryview(b"")
 _LOOK_S = 0.5  # a signal that comes just before a wait is dealt with after it
 
-# ------------------------------------------------------------------------- train thread -> I/O
-
 
 @dataclass(frozen=True)
 class Begin:
@@ -86,8 +84,6 @@ class StageJobDone:
 
 
 ToIO = Begin | Published | TrainingEvent | IterationStarted | StageJobDone | ShareMessage
-
-# ------------------------------------------------------------------------- I/O -> train thread
 
 
 @dataclass(frozen=True, kw_only=True)

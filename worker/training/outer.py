@@ -157,8 +157,6 @@ class OuterLoop:
             if each.state.version > due:
                 each.renumber(due)
 
-    # -------------------------------------------------------------------------- around inner steps
-
     def _stride(self) -> int:
         """Steps by the pace; or to where the others wait for this peer, if it has stood still."""
         stride, behind = self.pace.stride(), self._others_at - self.step
@@ -283,8 +281,6 @@ class OuterLoop:
             begin = mail.Begin(index, sent.round, group, sent.values, everyone=True)
             self._mailbox.post(begin)
         self._apply_all_but(0)
-
-    # ----------------------------------------------------------------- rounds of pseudo-gradients
 
     def _exchange(self) -> None:
         """Applies what is due, then sends what is due since the last call."""
@@ -454,8 +450,6 @@ class OuterLoop:
         while not each.knows_next_anchor and each.state.version == round_ and self.stopped is None:
             self.handle(self._mailbox.wait())
         self.metrics.stalled(Stall(self._clock() - started, index, round_, "anchors"))
-
-    # --------------------------------------------------------------------------- from the mailbox
 
     def handle(self, message: mail.ToTrain | None) -> None:
         match message:

@@ -153,8 +153,6 @@ class Checks:
         if drawn := self._draw(fragment, given):
             self._tasks.spawn(self._check(drawn))
 
-    # ------------------------------------------------------------------------- for other peers
-
     async def serve(self, request: pb.CheckRequest, stream: Stream) -> None:
         """Answers another peer's check, with nothing for what is gone; or looks where a false mean
         was seen."""
@@ -200,8 +198,6 @@ class Checks:
         header = drawn.given.header
         others = {*header.contributors} - {self._context.me, header.reducer}
         await asyncio.gather(*map(tell, sorted(others)))
-
-    # -------------------------------------------------------------------------------- own checks
 
     def _draw(self, fragment: int, given: Iterable[Given]) -> list[_Drawn]:
         """Draws a leaf of a mean of each reducer, as far as the bytes allow, and adds hints."""

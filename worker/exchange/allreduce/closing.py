@@ -285,8 +285,6 @@ class ReducedShards:
                 return None
         return best
 
-    # ------------------------------------------------------------------------------------ changes
-
     def on_view(self, view: View) -> None:
         """Hands back what another peer is to reduce."""
         own = view.members.get(self._me)
@@ -349,8 +347,6 @@ class ReducedShards:
             return self.learned(key)
         del self.open[key]  # it must not stay closed to peers that try again
         return False
-
-    # ------------------------------------------------------------------------------------ closing
 
     def close(self, now: float) -> list[DueMean]:
         """Returns the means that are due at monotonic time `now` (s)."""

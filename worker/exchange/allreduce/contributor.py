@@ -172,8 +172,6 @@ class Contributor:
         if round_ := self._rounds.get(fragment):
             self._fail(round_, reason)
 
-    # ----------------------------------------------------------------------- which peer is tried
-
     def _advance(self, round_: _Round) -> None:
         if self._rounds.get(round_.begin.fragment) is not round_:
             return
@@ -220,8 +218,6 @@ class Contributor:
         if part.incoming is not None:  # it is on its way
             most_s += self._context.transfer_s(part.key.fragment)
         return now >= since + most_s
-
-    # ------------------------------------------------------------------------------------- one try
 
     def _spawn(
         self, round_: _Round, work: Callable[[], Coroutine[None, None, None]]
@@ -476,8 +472,6 @@ class Contributor:
             return mean, error
 
         return await context.worked(elements, decode)
-
-    # --------------------------------------------------------------------------- the round's ends
 
     def _end(self, part: _Part) -> None:
         task, part.task = part.task, None

@@ -101,8 +101,6 @@ class Reducer:
         self._tasks = Tasks()
         self._late: set[tuple[int, str, bool]] = set()  # fragment, peer, as a reducer
 
-    # ----------------------------------------------------------------------- what happens elsewhere
-
     def tick(self) -> None:
         now = self._context.clock()
         for offer in list(self._offers):
@@ -146,8 +144,6 @@ class Reducer:
     async def close(self) -> None:
         await self._tasks.close()
         await self.checks.close()
-
-    # ----------------------------------------------------------------------------- one contribution
 
     async def contribute(
         self, header: pb.ContributionHeader, norm: float, payload: wire.Payload
@@ -290,8 +286,6 @@ class Reducer:
             context.reductions_sent.add(size, raw, context.reduction_codec)
             await context.sent(stream, message)
 
-    # ------------------------------------------------------------------- what is decided, at once
-
     def _begin(self, offer: _Offer) -> None:
         header, context = offer.header, self._context
         self._offers[offer] = None
@@ -419,8 +413,6 @@ class Reducer:
         if isinstance(decision, Redirect | Refusal | wire.Reduction):
             return decision
         return Refusal("again", "the shard has moved to another reducer")
-
-    # ------------------------------------------------------------------------------------ the mean
 
     def _close_due(self) -> None:
         for due in self.shards.close(self._context.clock()):

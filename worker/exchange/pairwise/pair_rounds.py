@@ -88,8 +88,6 @@ class Pairs(Component):
     def busy(self) -> bool:
         return self._just_laid or any(each.running for each in self._laid.values())
 
-    # -------------------------------------------------------------------------- what happens here
-
     def on_view(self, view: View) -> None:
         self._view = view
         self._waits.on_members(view.members)
@@ -195,8 +193,6 @@ class Pairs(Component):
             self._timer.cancel()
         await self.tasks.close()
 
-    # ------------------------------------------------------------------ what partners' streams ask
-
     def header(self, round_: PairRound, peer: str) -> pb.PairHeader:
         parts = round_.partners[peer].parts
         come = (parts[part].payload if part in parts else None for part in rounds.PARTS)
@@ -271,8 +267,6 @@ class Pairs(Component):
         self._looking = False
         self._set_timer()
 
-    # ------------------------------------------------------------------------------- admission
-
     def _decide(self, caller: PartnerStream, header: pb.PairHeader) -> None:
         key, me, peer = (header.fragment, header.round), self.context.me, header.sender
         if (round_ := self._laid.get(key)) is not None:
@@ -298,8 +292,6 @@ class Pairs(Component):
             stream = PartnerStream(self, None, round_, peer, attempt)
             round_.streams[peer] = stream
             self.tasks.spawn(stream.run())
-
-    # --------------------------------------------------------------------------------- the rounds
 
     def _group(self, fragment: int, round_: int) -> Group:
         context = self.context
@@ -342,8 +334,6 @@ class Pairs(Component):
                 round_.declines(peer, partner.declined)
                 self.step(round_)
 
-    # --------------------------------------------------------------------------------------- time
-
     def _set_timer(self) -> None:
         now = self.now
         times = [each.leave_at for each in self._leaving]
@@ -383,8 +373,6 @@ class Pairs(Component):
             if self.prefetch.overdue(round_, now):
                 self._prefetched(PrefetchedAnchor(*round_.key, None))
         self.look()
-
-    # ------------------------------------------------------------------------------------ the ends
 
     def _members(self, round_: PairRound) -> int:
         return len(self._view.in_draw(round_.fragment) | {self.context.me})
@@ -470,9 +458,6 @@ class Pairs(Component):
             waited_for=round_.last,
             error=own[CONTRIBUTION].left_out,
         )
-
-
-# -------------------------------------------------------------------------------------- draws
 
 
 def draw_group(me: str, run: int, size: int, view: View, key: tuple[int, int]) -> Group:

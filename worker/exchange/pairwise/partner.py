@@ -177,8 +177,6 @@ class PartnerStream:
             self._drain(round_)
         self._changed.set()
 
-    # --------------------------------------------------------------------------------- this side
-
     async def _say(self, stream: Stream) -> None:
         with suppress(TransportError):  # the side that hears reports it
             with suppress(_OvertakenError):
@@ -240,8 +238,6 @@ class PartnerStream:
             self._check_overtaken()
             context.counts.contributions_sent.add(size, raw, codec)
             await context.sent(stream, message)
-
-    # ----------------------------------------------------------------------------- the other side
 
     async def _hear(self, stream: Stream) -> None:
         try:
@@ -371,8 +367,6 @@ class PartnerStream:
             round_.last = self.peer
             round_.came(self.peer, self._pairs.now)
             self._pairs.step(round_)
-
-    # ------------------------------------------------------------------------------------ the end
 
     def _drain(self, round_: PairRound) -> None:
         if self.over or self._drained:

@@ -151,8 +151,6 @@ class PairRound:
         of = {peer: partner.parts[part] for peer, partner in self.partners.items()}
         return [self.own[part] if peer == self.me else of[peer] for peer in self.group]
 
-    # ------------------------------------------------------------------------------- what happens
-
     def begin(
         self, now: float, payload_bytes: int, lead_s: float = 0.0, patience_s: float = math.inf
     ) -> None:
@@ -209,8 +207,6 @@ class PairRound:
     def give_up(self, reason: str) -> None:
         if self.running:
             self.failed = reason
-
-    # ------------------------------------------------------------------------------ what is to be
 
     def decide(self, now: float) -> list[str]:
         """Returns the partners to call; their `attempt` is the number of the call."""
