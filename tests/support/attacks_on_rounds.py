@@ -161,7 +161,7 @@ def contributions(
             weight=1,
             norm=1.0,
             norms=norms,
-            root=wire.Commitment(codec, leaves, payload.raw, 1, norms).root
+            root=wire.Commitment(codec, leaves, payload.raw, 1).root
             if plan.compares_norms
             else b"",
         )

@@ -36,7 +36,7 @@ from murmuration.worker.transport import Stream, TransportError
 if TYPE_CHECKING:
     from torch import Tensor
 
-_SHARE = 0.015  # of the bytes of a round, for checking it
+_SHARE = 0.012  # of the bytes of a round, for checking it
 _LEAST_BYTES = 2048  # the same, for small fragments that are not in few bits
 _OVERHEAD_BYTES = 400  # of a leaf: its path and what is around it
 _EXACT = 1e-5  # the arithmetic of another machine may differ by as much
