@@ -119,10 +119,10 @@ def alone_in(out: Path) -> Iterator[None]:
 
 def hold(out: Path, until: ExitStack) -> bool:
     """Tells whether nobody else writes there, and lets nobody until the stack closes."""
-    with suppress(OSError):  # the file system has no locks, or no room
+    with suppress(OSError, NotImplementedError):  # there are no locks, or there is no room
         out.mkdir(parents=True, exist_ok=True)
         try:
-            until.enter_context(FileLock(out / _LOCK, timeout=0))
+            until.enter_context(FileLock(out / _LOCK, timeout=0, thread_local=False))
         except Timeout:
             return False
     return True

@@ -98,9 +98,6 @@ async def test_fragments_smaller_than_the_group_have_empty_shards():
         await swarm.ends_at_reference()
 
 
-# ---------------------------------------------------------------------------------------- traffic
-
-
 @pytest.mark.parametrize(("peers", "codec", "bytes_per_value"), [(2, "fp32", 4), (5, "bf16", 2)])
 async def test_traffic_is_near_the_optimum(peers, codec, bytes_per_value):
     plan = Plan(inner_steps=2, codec=codec, reduction_codec=codec)

@@ -72,9 +72,6 @@ async def test_peers_need_not_agree_on_compressing():
         await swarm.ends_at_reference()
 
 
-# -------------------------------------------------------------------------------------- damage
-
-
 def other_values(frame: pb.Frame) -> pb.Frame:
     """A sound frame of the right size that is not what was announced."""
     packed = Payload.of(memoryview(bytes(frame.raw_bytes)), compress=True).packed[0]

@@ -121,9 +121,6 @@ async def test_a_link_that_comes_and_goes_stops_no_round(monkeypatch):
             assert len(peer.of_kind("unreachable")) == (peer.name in "ab")
 
 
-# ----------------------------------------------------------------------------------- partitions
-
-
 async def test_a_partition_heals_into_one_swarm():
     async with Swarm(steady(72), NAMES, at=2) as swarm:
         await swarm.sleep(0.31)
@@ -175,9 +172,6 @@ async def test_a_peer_that_was_cut_off_goes_back_to_what_the_others_share(merge,
             assert [e["rounds_given_up"] for e in peer.of_kind("adopted")] in ([], [0])
             assert len(peer.of_kind("round_failed")) <= 2
             assert peer.of_kind("round")[-1]["contributors"] == 3
-
-
-# ------------------------------------------------------------------------------- what is learned
 
 
 async def test_what_a_failed_round_has_counted_is_not_counted_again():

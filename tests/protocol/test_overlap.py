@@ -29,9 +29,6 @@ def stalls(peer: Peer) -> list[float]:
     return [float(str(e["stall_s"])) for e in rounds]
 
 
-# ----------------------------------------------------------------------- peers of different tau
-
-
 async def test_peers_of_different_overlap_and_speed_end_with_equal_anchors():
     shared = problem(0, step_s={"a": 0.05, "b": 0.3, "c": 0.1})
     async with Swarm(shared) as swarm:
@@ -55,9 +52,6 @@ async def test_a_peer_of_another_overlap_joins_a_run_under_way():
         await swarm.join("c", via="a", problem=problem(H, steps=10 * H))
         await swarm.ends_equal(versions=(11, 11, 10))
         assert swarm["a"].of_kind("round")[-1]["contributors"] == 3
-
-
-# ------------------------------------------------------------------------------ who is waited for
 
 
 def test_with_room_in_tau_nobody_waits():

@@ -102,9 +102,6 @@ async def test_who_has_trained_to_the_end_and_left_is_not_missed():
         assert not any(peer.warnings for peer in swarm.peers.values())
 
 
-# ------------------------------------------------------ replicas that live, and take nothing
-
-
 async def test_a_stage_without_room_for_a_microbatch_says_what_to_raise():
     async with StageSwarm(problem_of(), 1) as swarm:
         refusing = swarm["1a"]

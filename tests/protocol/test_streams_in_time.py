@@ -107,8 +107,6 @@ async def test_neither_four_members_nor_those_without_a_right_hold_all_streams()
         await asyncio.gather(*held, return_exceptions=True)
 
 
-# ------------------------------------------------------------------------- microbatches, at a stage
-
 STAGED = StagedProblem(count=2, layers=2, microbatches=4, steps=1000, limits=6, plain=True)
 
 

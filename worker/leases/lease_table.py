@@ -89,7 +89,7 @@ class LeaseTable:
         self._others: dict[str, Holding] = {}
         self._opened: dict[int, _Opened] = {}
         self._drawn: dict[ledgers.OpenedStream, ledgers.SampleStream] = {}
-        self._told: set[tuple[str, ledgers.OpenedStream]] = set()
+        self._told: set[tuple[str, int]] = set()
         self._asked: dict[Block, None] = {}
         self._held: dict[Block, None] = {}
         self._announcement: _Announcement | None = None
@@ -171,6 +171,7 @@ class LeaseTable:
         to begin with, if it is of that epoch.
         """
         self.close_stream(stream.id)
+        self.ledger.done.setdefault(stream.id, ())  # whatever others have said of how many
         epoch = max(0, self._past.get(stream.id, 0) - again)
         self._opened[stream.id] = _Opened(stream, opening, ahead, epoch, again, first)
         self._tell_drawn(stream.id, stream.name, stream)
@@ -178,7 +179,7 @@ class LeaseTable:
     def begin_with(self, stream: ledgers.SampleStream, epoch: int, item: int) -> None:
         """Compares what an epoch begins with, a hash, where it is read from the front. Others are
         told as of a stream."""
-        items = [each for each, of in self._drawn.items() if of is stream and each.id != of.id]
+        items = [each for each, of in self._drawn.items() if each.id != of.id == stream.id]
         for each in items:
             del self._drawn[each]
         self._tell_drawn(item, f"{stream.name}\0{epoch}", stream)
@@ -234,9 +235,9 @@ class LeaseTable:
                 opened.begun.discard(block)
 
     def _merge(self, news: LeaseNews, sender: str) -> None:
-        """Each that is asked speaks for itself: what the sender says of it counts for nothing."""
+        """Each that is waited for speaks for itself: what others say of it counts for nothing."""
         self.ledger.merge(news.done, news.cursors)
-        asked, members = {self._me, *self._awaited()}, self._view.members
+        asked, members = {self._me, *self._awaited()} - self._owed.keys(), self._view.members
         for told in news.holdings:
             known, itself = self._others.get(told.peer), told.peer == sender
             if known is None:
@@ -270,7 +271,7 @@ class LeaseTable:
             alike = [each for each in drawn if each.name == theirs.name]
             as_long = [each for each in alike if each.length == theirs.length]
             for mine in (alike, as_long):
-                told = {(holding.peer, each) for each in mine}
+                told = {(holding.peer, self._drawn[each].id) for each in mine}
                 apart = shared.isdisjoint(each.id for each in mine)
                 if mine and apart and not self._told & told:
                     self._told |= told

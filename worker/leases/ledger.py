@@ -157,7 +157,7 @@ class Ledger:
         return at >= 0 and block.number < ranges[at][1]
 
     def finish(self, stream: int, start: int, stop: int) -> None:
-        self.done.setdefault(stream, ())  # whatever others have said of how many
+        self.done.setdefault(stream, ())
         self.merge({stream: ((start, stop),)}, {})
 
     def horizon(self, stream: int) -> int:

@@ -210,11 +210,7 @@ def _plain_order(length: int, of: int, replacement: bool | None, seed: int) -> _
 @contextmanager
 def _seeded(seed: int, samplers: Iterable[Any]) -> Iterator[None]:
     """Begins at the seed all that samplers draw from; afterwards nothing has been drawn."""
-    cpu = torch.device("cpu")
-    with random_states_kept(cpu), cpu, ExitStack() as after:
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
+    with drawing(seed, []), torch.device("cpu"), ExitStack() as after:
         for each in samplers:
             for name, value in list(getattr(each, "__dict__", {}).items()):
                 if isinstance(value, torch.Generator) or (name == "generator" and value is None):
@@ -226,7 +222,10 @@ def _seeded(seed: int, samplers: Iterable[Any]) -> Iterator[None]:
 @contextmanager
 def drawing(seed: int, states: list[Any]) -> Iterator[None]:
     """Begins at the seed what all draw from, and goes on there when given the same `states`."""
-    with _seeded(seed, ()):
+    with random_states_kept(torch.device("cpu")):
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
         if states:
             random.setstate(states[0])
             np.random.set_state(states[1])
@@ -290,7 +289,7 @@ def _places(length: int) -> list[int]:
 def told_by(item: Any) -> str:
     """Fractions are rounded: machines compute them otherwise."""
     match item:
-        case Tensor() if item.layout == torch.strided and not item.is_meta:
+        case Tensor() if item.layout == torch.strided and not (item.is_meta or item.is_nested):
             flat = item.detach().flatten()
             some = flat[_places(len(flat))].tolist()
             return f"{item.dtype} {tuple(item.shape)} {told_by(some)}"
@@ -303,6 +302,6 @@ def told_by(item: Any) -> str:
         case str() | bytes() | int() | None:
             return repr(item)
         case _ if isinstance(getattr(item, "__array_interface__", None), dict):
-            return told_by(np.ravel(item).tolist())
+            return told_by(np.ravel(item)[:_LOOKED_AT].tolist())
         case _:
             return type(item).__name__

@@ -185,7 +185,7 @@ def advance(scheduler: Any, times: int) -> None:
 def rates_of(optimizers: Iterable[Optimizer]) -> Iterator[float]:
     """Gives the learning rates of all groups of parameters that have one."""
     groups = (group for each in optimizers for group in each.param_groups)
-    return (float(group["lr"]) for group in groups if "lr" in group)
+    return (float(group["lr"]) for group in groups if group.get("lr") is not None)
 
 
 def inner_optimizers(

@@ -14,7 +14,8 @@ class Tables:
     Attributes:
         received: by peer, what its train thread is told.
         differing: by peer, the others whose samples are said to be others.
-        gone: peers that answer no more."""
+        gone: peers that answer no more.
+        cut: two that do not reach each other."""
 
     def __init__(self, *names: str) -> None:
         self.tables: dict[str, LeaseTable] = {}
@@ -22,7 +23,7 @@ class Tables:
         self.members: dict[str, Member] = {}
         self.silent: list[tuple[str, bool]] = []
         self.differing: dict[str, list[str]] = {}
-        self.gone: set[str] = set()
+        self.gone, self.cut = set[str](), set[str]()
         self.now = 0.0
         self.under_way: list[tuple[str, str, int, LeaseNews]] = []
         for name in names:
@@ -64,13 +65,12 @@ class Tables:
             sent, self.under_way = self.under_way, []
             answers: list[tuple[str, str, int, LeaseNews | None]] = []
             for sender, peer, number, news in sent:
-                reply = None if peer in self.gone else self.tables[peer].answer(news)
+                away = peer in self.gone or {sender, peer} == self.cut
+                reply = None if away else self.tables[peer].answer(news)
                 answers.append((sender, peer, number, reply))
             for sender, peer, number, reply in answers:
                 table = self.tables[sender]
-                if sender in self.gone:
-                    continue
-                if reply is None:
+                if reply is None and sender not in self.gone:
                     table.unanswered(peer, self.now)
-                else:
+                elif reply is not None and sender not in self.gone:
                     table.answered(peer, number, reply)

@@ -85,6 +85,25 @@ def test_what_a_third_says_of_one_that_answers_itself_counts_for_nothing():
     assert sorted(leased(tables.received["a"])) == list(range(8))
 
 
+def test_what_a_third_says_of_one_that_is_passed_over_counts():
+    tables = Tables("a", "b", "c")
+    tables.cut = {"a", "b"}
+    tables.handle("a", opened(ahead=4))
+    tables.handle("b", opened(ahead=4))
+    for tables.now in range(0, 40, 4):
+        tables.tick()
+    assert sorted(leased(tables.received["a"]) + leased(tables.received["b"])) == [*range(8)]
+
+
+def test_streams_without_end_hide_no_use_of_one_that_is_drawn():
+    tables, stream = Tables("a", "b"), replace(STREAM, length=None, in_order=True)
+    tables.tables["b"].ledger.merge(dict.fromkeys(range(2, 400), ((0, 1),)), {})
+    tables.tick()
+    tables.tables["a"].ledger.finish(1, 0, 3)
+    tables.handle("b", opened(stream, ahead=2))
+    assert leased(tables.received["b"]) == [3, 4]
+
+
 BLOCKS = st.lists(st.integers(0, 30), max_size=8)
 
 
@@ -126,9 +145,6 @@ def test_what_others_say_is_bounded():
     ledger.merge(dict.fromkeys(range(2000), ((0, 1),)), {})
     ledger.merge({}, {Block(5000, number): 1 for number in range(70_000)})
     assert (len(ledger.done), len(ledger.cursors)) == (256, 4096)
-
-
-# --------------------------------------------------------------------------- the train thread's end
 
 
 class Waits(Exception):

@@ -321,7 +321,8 @@ def test_a_stream_that_goes_on_at_sample_ten_million(kind, at, read):
 
 def test_an_iterator_is_read_once():
     source = Counting(9)
-    assert Peers("a").draw({"a": source}, block=4) == {"a": [*range(source.read)]}
+    assert Peers("a").draw({"a": source}, block=4) == {"a": [*range(9)]}
+    assert source.read == 9
     drawn = Peers("a", "b").draw({name: iter(range(23)) for name in "ab"}, block=4)
     assert sorted([*drawn["a"], *drawn["b"]]) == list(range(23))
 
@@ -382,9 +383,17 @@ def test_what_is_shuffled_as_it_is_read_has_one_order_on_all_peers(wrapped):
 
 @row("a stream that generators of each peer's own shuffle", "told", "samples come twice or never")
 def test_a_stream_in_another_order_is_told_on_both_sides():
-    peers = Peers("a", "b")
-    peers.draw({"a": Shuffled(1), "b": Shuffled(2)})
+    peers, sources = Peers("a", "b"), {"a": Shuffled(1), "b": Shuffled(2)}
+    for _ in range(3):
+        peers.draw(sources)
     assert peers.tables.differing == {"a": ["b"], "b": ["a"]}
+    assert len(peers.tables.tables["a"]._drawn) == 2  # the stream, and what its epoch begins with
+
+
+def test_a_stream_makes_its_tensors_where_the_program_says():
+    with torch.device("meta"):
+        (drawn,) = Peers("a").draw({"a": (torch.zeros(1) for _ in range(9))}).values()
+    assert [each.device.type for each in drawn] == ["meta"] * 9
 
 
 @pytest.mark.parametrize("source", [range(9), iter(range(9))], ids=["by index", "in order"])

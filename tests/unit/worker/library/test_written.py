@@ -23,6 +23,7 @@ class OwnWeights(SGD):
 
     def step(self, closure: Any = None) -> None:
         self.param_groups[0].pop("lr", None)
+        self.param_groups[1:] = [{"params": [], "lr": None}]  # as Hugging Face's Adafactor
         for p in self.param_groups[0]["params"]:
             own = self.state[p].setdefault("own", p.detach().clone())
             p.data.copy_(own.sub_(0.01 * p.grad))
