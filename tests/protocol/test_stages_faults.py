@@ -156,9 +156,6 @@ async def test_microbatches_are_told_whose_replica_dies_and_then_their_origin():
         assert numbers_in(event)
 
 
-# ------------------------------------------------------------------------- frozen, and come back
-
-
 @pytest.mark.parametrize("victim", ["0a", "2b"])
 async def test_a_frozen_replica_is_gone_round_and_comes_back(victim):
     other = "0b" if victim != "0b" else "0a"
@@ -223,9 +220,6 @@ async def test_an_origin_that_starts_again_begins_nothing_in_iterations_that_are
         assert late >= set(range(1, 10))
         assert len(again.replica.iterations) == 20
         assert again.replica.iterations[-1].counted == {0, 1}
-
-
-# --------------------------------------------------------------------------------------- links
 
 
 async def test_an_answer_that_is_lost_is_not_counted_twice():
