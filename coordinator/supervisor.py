@@ -179,6 +179,7 @@ def run_swarm(
             screen.close(supervisor.summary())
         if not any(record.started or record.result for record in records.values()):
             raise MurmurError("stopped before training started", exit_code)
+        vars(console.file)["waits"] = True  # nobody is held up any more: the report comes whole
         report = leave_results(
             list(records.values()),
             launch.out,

@@ -44,9 +44,6 @@ EACH = pytest.mark.parametrize(
 pytestmark = pytest.mark.usefixtures("brief_end")
 
 
-# ------------------------------------------------------------------------------------------ kills
-
-
 @pytest.mark.parametrize(
     ("kind", "victim", "peers"),
     [
@@ -81,9 +78,6 @@ async def test_a_peer_that_dies_between_rounds_is_missed_in_one_round_at_most():
         swarm.kill("e")
         await swarm.finished()
         assert sum(len(failures_of(peer)) for peer in swarm.alive) <= 1
-
-
-# ----------------------------------------------------------------------------- freezes and delays
 
 
 @EACH
@@ -158,9 +152,6 @@ async def test_one_of_eight_that_is_late_is_named_by_those_that_met_it(plan, wit
         await swarm.sleep(4)
         assert swarm["a"].versions[0] >= before + 6
         assert {text.split()[0] for name in "abcdefg" for text in swarm[name].warnings} == {"h"}
-
-
-# ------------------------------------------------------------------------------ links and streams
 
 
 @pytest.mark.parametrize(
@@ -271,9 +262,6 @@ async def test_the_last_word_is_said_again_if_the_link_comes_back(calls):
         await swarm.ends_at_reference()
 
 
-# --------------------------------------------------------------------------------------- joiners
-
-
 @pytest.mark.parametrize(
     ("plan", "at_s"),
     [(NOLOCO, 7.6), (STREAMING, 5.3), (KEEP, 5.3)],
@@ -312,9 +300,6 @@ async def test_membership_that_changes_after_the_anchor_was_sent_ahead_lays_new_
             assert failures_of(peer) == []
         assert rounds_of(swarm["a"]) == [0, 1, 2, 3]
         assert [e["contributors"] for e in swarm["d"].of_kind("round")] == [2, 2, 2]
-
-
-# ---------------------------------------------------------------------------------------- the end
 
 
 async def test_peers_that_finish_at_different_times_do_not_hold_each_other_up():

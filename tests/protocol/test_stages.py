@@ -137,9 +137,6 @@ async def test_uneven_shares_of_the_visits_count_as_what_they_are(microbatches, 
         assert {len(each.counted) for each in told} == shares
 
 
-# ------------------------------------------------------------------------------------- skipping
-
-
 @pytest.mark.parametrize(("routing", "drawn"), [("random", 0), ("skip", 2)])
 async def test_skips_visit_the_stages_equally_often(routing, drawn, monkeypatch):
     """But for what is left over while routes are drawn, until better ones are found."""
@@ -215,9 +212,6 @@ async def test_replicas_of_a_stage_end_with_one_anchor(routing, plan):
             assert peer.of_kind("round_failed") == []
             assert min(peer.versions) >= 2
             assert {e["contributors"] for e in peer.of_kind("round")} == {2}
-
-
-# ---------------------------------------------------------------------------------------- memory
 
 
 async def test_little_room_defers_forwards_and_changes_nothing():

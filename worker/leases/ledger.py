@@ -169,8 +169,8 @@ class Ledger:
         """As much of what is used as one message takes, that of these streams before others."""
         found, left = dict[int, Ranges](), _MOST_RANGES
         for stream in sorted(self.done, key=lambda each: each not in first):
-            found[stream] = self.done[stream][:left]
-            left -= len(found[stream])
+            if told := self.done[stream][:left]:  # who is told merges each, however short
+                found[stream], left = told, left - len(told)
         return found
 
     def merge(self, done: Mapping[int, Ranges], cursors: Mapping[Block, int]) -> None:

@@ -225,11 +225,8 @@ class Saver:
     def _fail(self, step: int, error: Exception) -> None:
         """It is told once, and tried again each time."""
         if not self.failed:
-            why = (
-                error
-                if isinstance(error, OSError)
-                else f"{type(error).__name__}: {one_line(error)}"
-            )
+            name, said = type(error).__name__, one_line(error)
+            why = error if isinstance(error, OSError) else f"{name}: {said}"
             text = f"no checkpoint at step {step}: {why}; training goes on"
             self._log(new_event("warning", text=text))
         self.failed = True

@@ -248,6 +248,8 @@ def _computed(kind: str, event: Event) -> str | None:
 
 
 class _Lasting:
+    waits = False  # until what is written is taken, else it may be left out
+
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
 
@@ -256,7 +258,7 @@ class _Lasting:
 
     def write(self, text: str) -> None:
         try:
-            if takes_lines(self._stream):
+            if self.waits or takes_lines(self._stream):
                 print(text, end="", file=self._stream, flush=True)
         except OSError:  # what is held by now has to go somewhere too, at the end at the latest
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())

@@ -17,6 +17,7 @@ from murmuration.coordinator.launch import Launch
 from murmuration.coordinator.processes import ReservedPorts
 from murmuration.coordinator.supervisor import run_swarm
 from murmuration.protos.exit_codes import MurmurError
+from murmuration.worker.views import lines
 from tests.support import drive_swarm, fake_worker
 
 Swarm = Callable[..., tuple[int, dict, str]]
@@ -70,6 +71,13 @@ def driven(out: Path, *settings: str) -> Iterator[subprocess.Popen[str]]:
             yield process
         finally:
             process.kill()
+
+
+def test_the_report_waits_where_lines_are_left_out(swarm, console, monkeypatch):
+    monkeypatch.setattr(lines, "takes_lines", lambda _: False)  # as in a full pipe
+    console.file = lines.lasting(console.file)
+    _, report, printed = swarm("run.steps=3")
+    assert (report["out"] in printed, "warning: waits" in printed) == (True, False)
 
 
 def test_a_worker_killed_while_training_is_reported_and_survived(swarm):

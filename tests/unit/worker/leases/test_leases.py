@@ -145,6 +145,8 @@ def test_what_others_say_is_bounded():
     ledger.merge(dict.fromkeys(range(2000), ((0, 1),)), {})
     ledger.merge({}, {Block(5000, number): 1 for number in range(70_000)})
     assert (len(ledger.done), len(ledger.cursors)) == (256, 4096)
+    ledger.merge({n: tuple((at, at + 1) for at in range(0, 8000, 2)) for n in range(256)}, {})
+    assert len(ledger.told([])) == 1
 
 
 class Waits(Exception):
