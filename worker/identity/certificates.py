@@ -126,11 +126,11 @@ class Identity:
         return _certificate(self.certificate).not_valid_after_utc
 
     def check_begun(self) -> None:
-        """Raises IdentityError: this machine's clock is behind by months."""
+        """Raises IdentityError: this machine's clock is behind by months, maybe not yet set."""
         begins = _certificate(self.certificate).not_valid_before_utc
         if begins > datetime.datetime.now(datetime.UTC):
-            text = f"the certificate of {self.name} begins on {begins:%Y-%m-%d}"
-            raise IdentityError(f"{text}: this machine's clock is behind; set it")
+            text = f"the certificate of {self.name} begins on {begins:%Y-%m-%d}: this machine's"
+            raise IdentityError(f"{text} clock is behind; set it", ExitCode.UNREACHABLE)
 
     @property
     def renewed_from(self) -> datetime.datetime:

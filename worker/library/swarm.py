@@ -582,7 +582,7 @@ class Swarm(StepListener):
     @property
     def metrics(self) -> dict[str, object]:
         """Figures of this peer so far: steps, rounds, seconds computed and stalled, bytes."""
-        found: dict[str, object] = {"step": self.step, **self._loop.metrics.plain()}
+        found: dict[str, object] = {"step": self._loop.step, **self._loop.metrics.plain()}
         return found | (self._session.carried if self._session is not None else {})
 
     def report(self, loss: float | Tensor) -> None:

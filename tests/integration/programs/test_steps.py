@@ -224,6 +224,7 @@ def rates_by_hand(peer: Peer, reads: bool) -> int:
         for step in range(swarm.step, 60) if reads else range(20):
             optimizer.param_groups[0]["lr"] = 0.01 * (1 - step / 60)
             optimizer.step()
+            assert swarm.metrics  # for a log
     return (peer.out / "events.jsonl").read_text().count("does not read swarm.step")
 
 
