@@ -308,7 +308,8 @@ def root_of(
             other = rest.pop()
             found = _parent([other, found] if leaf % 2 else [found, other])
         leaf, count = leaf // 2, (count + 1) // 2
-    most = (ROUNDED * norms[place]) ** 2 if place < len(norms) else 0.0
+    # Of squares less than 2**-110 may well be 0 in fp32.
+    most = (ROUNDED * norms[place]) ** 2 + 2**-110 if place < len(norms) else 0.0
     return _root(found, weight, norms) if not rest and _squares(found) <= most else b""
 
 

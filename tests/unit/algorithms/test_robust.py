@@ -42,6 +42,10 @@ def test_no_contribution_counts_more_than_the_limit(norms, limit):
             assert factor == 1
 
 
+def test_a_norm_of_many_values_is_as_exact_as_those_of_its_parts():
+    assert norm(torch.full((20_000_000,), 0.1)) == pytest.approx(0.1 * math.sqrt(2e7), 1e-4)
+
+
 @given(st.integers(3, 8), SEEDS, st.floats(4, 1e6))
 def test_one_far_contribution_moves_the_mean_by_no_more_than_its_share(count, seed, times):
     each = contributions(count, seed)
