@@ -97,7 +97,7 @@ async def test_a_mean_of_others_than_have_contributed_is_seen(attack):
     ("factor", "more", "how"),
     [
         (-3.5, 1.45, ()),
-        (-2.8, 1.45, ("apart",)),
+        (-1.4, 1.45, ("apart",)),
         (-4, 1, ("own",)),
         (-60, 1, ("own",)),
         (1, 0.1, ()),
@@ -108,7 +108,7 @@ async def test_nobody_contributes_more_than_it_announces(factor, more, how):
         with contributing("d", factor, more, **dict.fromkeys(how, True)):
             honest = [swarm[name] for name in "abc"]
             await swarm.until(lambda: min(p.versions for p in honest) >= (20,), 60)
-            await swarm.until(lambda: all("d" in p.node.gossip.me.idle for p in honest), 1)
+            await swarm.until(lambda: sum("d" in p.node.gossip.me.idle for p in honest) > 1, 1)
         assert {*itertools.chain(*map(named, honest))} <= {"d"}
         expected = LONG.reference("abc")["a"][0].anchor
         anchor = honest[0].trainer.states[0].anchor
@@ -316,11 +316,12 @@ async def test_what_earlier_means_left_names_nobody_when_all_come_to_rest(preset
         assert [named(peer) for peer in swarm.alive] == [[]] * 4
 
 
+@pytest.mark.parametrize("scale", [1, 1e-24])
 @pytest.mark.parametrize("elements", [1, 64, 65, 700, 20_000])
-def test_every_leaf_leads_to_the_root_and_no_other_bytes_do(elements):
+def test_every_leaf_leads_to_the_root_and_no_other_bytes_do(elements, scale):
     codec = codec_by_name("fp32")
     leaves = wire.Leaves.of(elements, [codec])
-    payload = wire.encode(codec, values := torch.randn(elements))
+    payload = wire.encode(codec, values := scale * torch.randn(elements))
     for norms in ((), (float(values.norm()), 0.0)):
         commitment = wire.Commitment(codec, leaves, payload, 3, norms)
         for leaf in range(leaves.count):
@@ -330,7 +331,8 @@ def test_every_leaf_leads_to_the_root_and_no_other_bytes_do(elements):
             assert found(leaf, shown, path, 4, norms) != commitment.root
             assert found(leaf, shown, path, 3, (20.0, 0.0)) != commitment.root
             assert found(leaf, bytes(len(shown)), path, 3, norms) != commitment.root
-            assert found(leaf, shown, path, 3, norms, 1) == (b"" if norms else commitment.root)
+            fits = not norms or scale < 1  # so little may be 0 in fp32
+            assert found(leaf, shown, path, 3, norms, 1) == (commitment.root if fits else b"")
             longer = [*path, path[0] if path else shown]
             assert found(leaf, shown, longer, 3, norms) == b""
             if leaf ^ 1 < leaves.count:

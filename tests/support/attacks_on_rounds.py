@@ -161,9 +161,7 @@ def contributions(
             weight=1,
             norm=1.0,
             norms=norms,
-            root=wire.Commitment(codec, leaves, payload.raw, 1).root
-            if plan.compares_norms
-            else b"",
+            root=wire.Commitment(codec, leaves, payload.raw, 1, norms).root if norms else b"",
         )
         frames = [
             pb.ExchangeUp.FromString(m) for m, *_ in wire.payload_messages(pb.ExchangeUp, payload)

@@ -141,8 +141,9 @@ def contributing(
 ) -> Iterator[None]:
     """As long as this lasts, the peer of this name contributes so many times what it has learned,
     and announces `more` times its norm: less than once, of the whole alone. Args: own: to the
-    shards that it reduces itself; apart: it says to each reducer that all is in that shard."""
-    encode = Contributor._encode
+    shards that it reduces itself; apart: as much to each, as if all were in that, and it says so of
+    every other first."""
+    encode, ask, hear = Contributor._encode, Contributor._ask, Checks.heard
 
     def encoded(self: Contributor, begin: Any, shards: Any) -> Any:
         raws, error, whole, norms = encode(self, begin, shards)
@@ -152,7 +153,8 @@ def contributing(
         for place, (shard, order) in enumerate(zip(shards, orders, strict=True)):
             if not own or order[0] == liar:
                 values = wire.decode(codec, raws[place], shard.stop - shard.start)
-                raws[place] = wire.encode(codec, factor * values)
+                times = factor * whole / max(1e-9, float(values.norm())) if apart else factor
+                raws[place] = wire.encode(codec, times * values)
         return raws, error, more * whole, [max(1.0, more) * each for each in norms]
 
     def announcing(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -164,8 +166,23 @@ def contributing(
 
         return call
 
+    async def asking(self: Contributor, round_: Any, part: Any, payload: Any, header: Any) -> Any:
+        places = len(header.norms) if apart and self._context.me == liar else 0
+        for place in range(places):
+            up, stream = pb.ExchangeUp(header=header), self._peers.open(part.target, self._method)
+            up.header.hash, up.header.norms[:] = place, [0.0] * places
+            up.header.norms[place] = header.norm
+            await stream.send(up.SerializeToString())
+            await stream.done()
+        return await ask(self, round_, part, payload, header)
+
+    def heard(self: Checks, key: Any, peer: str, norms: Any) -> None:
+        if self._context.me != liar:  # it does not name itself
+            hear(self, key, peer, norms)
+
     said = {name: announcing(getattr(Contributor, name)) for name in ("_prepare", "_header")}
-    with patch.multiple(Contributor, _encode=encoded, **said):
+    lies = patch.multiple(Contributor, _encode=encoded, _ask=asking, **said)
+    with lies, patch.object(Checks, "heard", heard):
         yield
 
 

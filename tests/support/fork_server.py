@@ -1,9 +1,7 @@
 """Worker processes without the three seconds of imports that each of them begins with.
 
-A server process imports torch and the worker once; each start forks it, as Python's own fork server
-does. What is forked has no threads yet, and runs its module as `python -m` would: a process with a
-group, pipes and signals of its own. Tests only: a real worker is spawned. Processes of pytest-xdist
-are forked too.
+A server process imports torch and the worker once, and each start forks it. What is forked has no
+threads yet, and is a process with a group, pipes and signals of its own. Tests only.
 
     python -m tests.support.fork_server murmur's arguments...
 

@@ -440,7 +440,7 @@ INSIDERS: dict[str, Change] = {
     "means that are turned, and hidden": hides_false_means,
     "contributes what it learned times -2.9": lambda _: contribute_instead(turned),
     "contributes more than it announces": partial(contributes, factor=-3.5, more=1.45),
-    "each shard is said to be all of it": partial(contributes, factor=-2.8, more=1.45, apart=True),
+    "each shard is said to be all of it": partial(contributes, factor=-1.4, more=1.45, apart=True),
     "-4 times, to its own shard": partial(contributes, factor=-4.0, own=True),
     "means of NaN": partial(gives_otherwise, change=lambda raw, _: b"\xff" * len(raw)),
     "counts only itself": partial(closes, change=false_means.only_itself),

@@ -2,10 +2,8 @@
 
     host --- hub (a bridge in a namespace of its own) --- one veth pair per member
 
-Each direction of a member's link is shaped by a token bucket (`tbf`): what it sends at its own end
-of the pair, what it receives at the hub's. The bridge has a namespace of its own too, so that the
-host's packet filter (Docker's, say) has no word in it. Needs root, `ip` and `tc` from iproute2 and
-`nsenter` from util-linux; independent of what runs in the namespaces.
+Each direction of a member's link is shaped by a token bucket (`tbf`). The bridge has a namespace of
+its own, out of reach of the host's packet filter. Needs root, `ip`, `tc` and `nsenter`.
 """
 
 import itertools

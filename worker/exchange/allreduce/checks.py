@@ -42,7 +42,7 @@ _OVERHEAD_BYTES = 400  # of a leaf: its path and what is around it
 _EXACT = 1e-5  # the arithmetic of another machine may differ by as much
 _WORSE = 1e-3  # than the best encoding of a leaf, of its error: values may tie
 _TRIES = 3  # to ask on a stream that does not break
-_MOST_NORMS = 8  # that a peer announces of its contributions to a round, one after another
+_MOST_NORMS = 2  # the last that a peer has announced of a round: it may have tried again
 _HINTS = 3  # that count of a shard
 _SETTLED = 3  # rounds after which no contribution of an earlier life of this peer is about
 
@@ -101,7 +101,7 @@ class Checks:
         self._given: dict[int, dict[ShardKey, Given]] = {}  # likewise
         self._announced: dict[ShardKey, set[bytes]] = {}
         self._hints: dict[ShardKey, dict[str, int]] = {}  # leaves that others have told of
-        self._norms: dict[ShardKey, set[tuple[str, tuple[float, ...]]]] = {}  # of others, by round
+        self._norms: dict[ShardKey, dict[str, Sequence[tuple[float, ...]]]] = {}  # by round
         self._completed: Counter[int] = Counter()
 
     def commitment(
@@ -131,9 +131,9 @@ class Checks:
 
     def heard(self, key: ShardKey, peer: str, norms: tuple[float, ...]) -> None:
         """A peer has announced these norms of all shards to this one."""
-        of_round = self._norms.setdefault(key._replace(shard=0), set())
-        if sum(peer == other for other, _ in of_round) < _MOST_NORMS:
-            of_round.add((peer, norms))
+        of_round = self._norms.setdefault(key._replace(shard=0), {})
+        earlier = (each for each in of_round.get(peer, ()) if each != norms)
+        of_round[peer] = (*earlier, norms)[-_MOST_NORMS:]
 
     def completed(self, fragment: int, given: Sequence[Given]) -> None:
         """A round of this peer has ended, with these means of others."""
@@ -304,10 +304,9 @@ class Checks:
 
     async def _judged(self, drawn: _Drawn, answers: Mapping[str, _Answers]) -> list[Caught]:
         context, given, caught, raws = self._context, drawn.given, list[Caught](), list[bytes]()
-        me = context.me
         header, key, reducer, parts = given.header, given.key, given.header.reducer, drawn.parts
         group = self._shards.group(key) or header.contributors
-        said = self._norms.get(key._replace(shard=0), set())
+        me, said = context.me, self._norms.get(key._replace(shard=0), {})
         for place, (peer, root, weight) in enumerate(parts):
             shown = drawn.own if peer == me else (answers[peer] or {}).get((key, root))
             if shown is None:
@@ -319,8 +318,7 @@ class Checks:
             fits = wire.root_of(*where) == root and gave == bool(norms)
             if fits:
                 raws.append(payload)
-                heard = {each for other, each in said if gave and other == peer}
-                other = heard and norms not in heard
+                other = gave and norms not in said.get(peer, [norms])
                 if other and self.doubts.again(peer, key.fragment, key.round):
                     caught.append((peer, f"{key} is announced with other norms to others"))
             elif peer == reducer:
