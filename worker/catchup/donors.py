@@ -43,6 +43,7 @@ _UNCONFIRMED_S = 1.0
 _MOST_SPLITS = 64  # rounds between two adoptions of a state of the same version
 _RETRY_S = 0.25
 _HELPERS = 3
+_SHARED = 2  # a donor's link is that of its rounds too
 _NEARLY_ROUNDS = 4
 CHUNK_BYTES = 16 << 20  # that one of several donors gives at once
 _CONFIRM_S = 3.0
@@ -325,10 +326,8 @@ class Donors:
             said = donor.digests[index]
             other = state.version == said.version and state.hash != said.hash
             if state.version < said.version or other:
-                text = (
-                    f"fragment {index} is another state than the announced version {said.version}"
-                )
-                raise wire.WireError(text) if state.version else wire.Again(text)
+                kind = wire.WireError if state.version else wire.Again
+                raise kind(f"fragment {index} is another state than the announced {said.version}")
             if not limits.can_follow(state.version, newest.digests[index].version):
                 raise wire.WireError(
                     f"fragment {index} is of version {state.version}, announced was {said.version}"
@@ -484,11 +483,12 @@ async def fetch_states(
     the same. Returns (where a joiner goes on in the schedule, verified states by fragment). Raises
     TransportError, TimeoutError, WireError: nothing was taken. Args: helpers: as many as there are
     chunks at most; expected: by fragment, the number of values of its anchor and of its momentum;
-    pace: for how long a donor may send nothing in all, and of that what each byte makes good, in s;
-    begun: by fragment, what has arrived, also from other donors: what is left there if the link
-    breaks, for the next to go on with."""
-    opened = (transport.open(m.address, Method.FETCH, m.peer) for m in (donor, *helpers))
-    streams = [_Source(each, *pace) for each in opened]
+    pace: for how long a donor may send nothing in all, and how long a byte takes on the slowest
+    link, in s; begun: by fragment, what has arrived, also from other donors: what is left there if
+    the link breaks, for the next to go on with."""
+    opened = [transport.open(m.address, Method.FETCH, m.peer) for m in (donor, *helpers)]
+    byte_s = _SHARED * len(opened) * pace[1]  # they may all come over one link
+    streams = [_Source(each, pace[0], byte_s) for each in opened]
     source, begun = streams[0], {} if begun is None else begun
     stream = source.stream
     try:
@@ -589,8 +589,8 @@ async def headers_at(
 
 
 class _Source:
-    """The answers of a donor, which keeps the pace of the slowest link but for a pause. Args:
-    silent_s: all that it may pause; byte_s: of a byte, that makes a pause good."""
+    """The answers of a donor, which keeps a pace but for a pause. Args: silent_s: all that it may
+    pause; byte_s: of a byte, that makes a pause good."""
 
     def __init__(self, stream: Stream, silent_s: float, byte_s: float) -> None:
         self.stream, self._silent_s, self._byte_s = stream, silent_s, byte_s
@@ -603,8 +603,7 @@ class _Source:
             async with asyncio.timeout(self._left_s):
                 raw = await self.stream.receive()
         except TimeoutError as error:
-            silent_s = f"{self._silent_s:.0f} s"
-            raise TimeoutError(f"the donor has sent nothing for {silent_s}") from error
+            raise TimeoutError(f"the donor has sent nothing for {self._silent_s:.0f} s") from error
         if raw is None:
             raise TransportError("the donor has nothing more to give")
         left_s = self._left_s - (now() - began) + self._byte_s * len(raw)
