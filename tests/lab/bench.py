@@ -4,11 +4,9 @@
         [--steps 400] [--limit 300] [--out FOLDER]
     make bench ARGS="..."    # the same
 
-Each trains the same model on the same samples, on worker processes of this machine with one torch
-thread each. `local` comes first on each link, and all are held against it. A run that would train
-longer than `--limit` seconds, as `murmur plan` predicts, is cut to fewer rounds: its times have a
-`~`, and it has no loss, which would be of another schedule. `--out` has the runs, bench.json and
-bench.md. Ctrl-C ends the run in hand and prints what was measured.
+Each trains the same model on the same samples, on processes of one torch thread each. `local` comes
+first on each link, and all are held against it. A run that would take longer than `--limit` seconds
+is cut to fewer rounds: its times have a `~`, and it has no loss. Ctrl-C prints what was measured.
 """
 
 import argparse

@@ -4,9 +4,7 @@
     python -m tests.lab exchange --link 200mbit,delay=50ms --mbytes 24     # a round trip of 100 ms
 
 Each peer is a process with the real node, transport and rounds. Printed per peer: the payload that
-it sent (its contributions and the reductions it answers with) over the time that its rounds took,
-from handing the values over to having the mean; the median round, since the machine is shared.
-Behind links, which a proxy in a process of its own makes, also the part of its rate that it used.
+it sent over the time of its median round; behind links, also the part of their rate that it used.
 """
 
 import argparse

@@ -4,11 +4,9 @@
     python -m tests.lab false-means --preset onebit --lies turned zero
     python -m tests.lab false-means --rounds 0   # what checks cost alone
 
-Live nodes on the virtual clock, each pulled towards a point near a common one. For each kind of lie
-it prints a Markdown row: after how many rounds all honest peers have named the liar, over the
-seeds; and the loss of one long run, at the honest peers' own points, beside a run without the liar.
-A last table has what checks add to an honest run of presets on the task of `murmur swarm`: bytes,
-time of a core for each round, and its share of the time that the inner steps take on one thread.
+Live nodes on the virtual clock, each pulled towards a point near a common one. A Markdown row has
+after how many rounds all honest peers have named a liar, and the loss beside a run without it. A
+last table has what checks add to an honest run of presets: bytes, time of a core, and its share.
 """
 
 import argparse

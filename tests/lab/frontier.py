@@ -10,20 +10,16 @@ inner learning rate, of four or more: a best one at an edge is tried against the
 chosen on a seed and a text that the table does not use: the sources of torch.nn, while the table is
 of Python's own. Then the line trains on each seed.
 
-Differences are between runs with the same seed, so with the same first parameters and samples. An
-interval is of 95 %, by Student's t over the seeds: of twenty one is wrong by chance. A difference
-that its interval does not carry is "none", with half the interval. R is the share of what DDP gains
-over one worker alone. Bytes are those that a worker sends, before zstd, beside data-parallel
-training in bf16; an exact mean that ends a run has a column of its own. The picture is without it.
+Differences are between runs with the same seed, intervals of 95 % by Student's t over the seeds: a
+difference that its interval does not carry is "none". R is the share of what DDP gains over one
+worker alone. Bytes are before zstd, beside data-parallel training in bf16; an exact mean that ends
+a run has a column of its own.
 
-Runs are `tests.support.specification` with the gradients of all workers in one pass, on one core.
-A step has 256 bytes of text on each worker; `--set task.batch_size=64` makes that 4 kB. The inner
-optimizer is Muon; `--set 'inner.optimizer="adamw"'` takes the product's default. `MEAN` is one
-of `one_process.MEANS`: what a plan takes for the mean pseudo-gradient. A finished run is a line of
-the results file and is not run again, as long as settings and code that matter are the same. So a
-command that was cut off goes on, and parts of the lines may be run first. `--check` compares every
-line with one pass for each worker, rounds included, and exits with 1 where they differ by more than
-rounding. Prints Markdown.
+Runs are `tests.support.specification` with the gradients of all workers in one pass, by Muon;
+`--set 'inner.optimizer="adamw"'` takes the product's default. `MEAN` is one of `one_process.MEANS`.
+A finished run is a line of the results file, and is not run again while its settings and code are
+the same. `--check` compares every line with one pass for each worker, and exits with 1 where they
+differ by more than rounding.
 """
 
 import argparse

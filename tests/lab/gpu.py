@@ -15,8 +15,7 @@ encode    encoding where the parameters are beside encoding on the host
 overlap   steps with a round in flight beside a plain loop's; the other peer is on the CPU
 losses    four workers in one process: alone, data-parallel, and two presets
 
-The checks run in a process of their own. One that fails on a card ends it, for a card that has
-failed once fails everything: the next check gets a fresh one.
+Each check runs in a fresh process once one has failed on a card.
 """
 
 import argparse

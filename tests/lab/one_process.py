@@ -38,8 +38,7 @@ class Training:
         steps: inner steps of each worker.
         device: where all of them train.
         mean: what is taken for the mean pseudo-gradient, one of `MEANS`.
-        batched: one pass has the gradients of all workers. `compiled` is faster after half a
-            minute, and needs a C++ compiler.
+        batched: one pass has the gradients of all workers; `compiled` needs a C++ compiler.
     """
 
     preset: str

@@ -6,14 +6,12 @@
 2 to 5 peers hold leaderless means, or 2 to 6 peers hold rounds in groups of 2 to 4, with the live
 code on a virtual clock and network. Streams break, links are cut, halves part, messages are late,
 peers die, freeze, come late, and take each other for dead. With `--shuffled` what is ready at one
-time runs in an order that the seed draws. Prints the faults, how the rounds ended, and what was
-violated, such as a contribution that counts twice. Fails on any violation.
+time runs in an order that the seed draws. Prints how rounds ended, and fails on any violation.
 
-Of means it prints how often two reductions of one shard were applied, which anti-entropy repairs.
-It also follows every element of every pseudo-gradient: each is in the anchor or kept in the local
-parameters, `once`. `again` is one that a peer keeps though it counts, `other reduction` one that
-stands nowhere, since its shard was reduced twice. With `--keep` replicas send one bit of each and
-keep the rest; then every element must stand once.
+Of means it prints how often two reductions of one shard were applied, and follows every element of
+every pseudo-gradient: it is in the anchor or kept in the local parameters, `once`. `again` is one
+that is kept though it counts, `other reduction` one that stands nowhere, since its shard was
+reduced twice. With `--keep` of one bit each every element must stand once.
 
 Of pairs it prints how often a peer gave up a round that another has applied (the two generals), by
 what excuses it, and how many groups no fault has touched.

@@ -2,13 +2,10 @@
 
     python -m tests.lab sync-time [--peers 2 4 8] [--mbps 20] [--mbytes 1.5] [--rounds 8]
 
-Every peer is a process with the real node, transport and rounds, in a network namespace behind a
-link of its own (root); nothing trains, but before each round there is a pause as long as 20 inner
-steps of the default model. Printed: seconds from handing the values over to having the mean, the
-median of all peers' rounds after the first; and of pairs, which wait for the anchors of their next
-group before they compute, how long that takes: no time where there is only one pair, whose anchors
-are the same. Exits with 1 when a round of `noloco` takes the largest swarm more than 1.15 times as
-long as the smallest.
+Every peer is a process with the real node and rounds behind a link of its own (root). Before each
+round there is a pause as long as 20 inner steps. Printed: the median of seconds from handing values
+over to having the mean, and of pairs how long the anchors of their next group take. Exits with 1
+when a round of `noloco` takes the largest swarm more than 1.15 times as long as the smallest.
 """
 
 import argparse

@@ -2,8 +2,7 @@
 
 Gradients are averaged in every step, in fp32, in buckets of the default sizes (1 MiB, then 25 MiB),
 while the backward pass goes on. So what waits is what is left when the last gradient is there:
-`Waiting` takes that moment from the hook of the last bucket. torchrun is left out: the processes
-meet at a store of the first one.
+`Waiting` takes that moment from the hook of the last bucket.
 
 `init_sync=False`: all start from the same seed, so there is nothing to send before the first step.
 """

@@ -6,8 +6,7 @@ outer SGD with Nesterov momentum, one fragment, a synchronous quorum before each
 - `init_sync=False`: all start from the same seed, so there is nothing to heal at step 0.
 - One all-reduce per parameter, torchft's default: bucketized was not faster at 20 Mbit/s.
 - fp32 only: `should_quantize` needs Triton and a GPU.
-- Gloo finds its interface by name and else by the host's name, which may mean nothing in a network
-  namespace: hence GLOO_SOCKET_IFNAME. Everything else is told explicit addresses.
+- GLOO_SOCKET_IFNAME is set, since the host's name may mean nothing in a network namespace.
 """
 
 import os

@@ -6,8 +6,7 @@ order. For each element, and at every moment:
     learned = counted in the anchor + anchor - local + given away by the merge
 
 With an outer learning rate of 1, no momentum and small dyadic numbers that holds exactly. A merge
-gives away (1 - alpha) of the steps that were taken while the round was on its way; where
-replicas keep what was not sent there are none.
+gives away (1 - alpha) of the steps taken meanwhile, where replicas do not keep what was not sent.
 """
 
 from dataclasses import dataclass, replace
