@@ -20,6 +20,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from murmuration.algorithms.codecs import Codec, has_few_bits
@@ -243,8 +244,7 @@ class Checks:
         return taken == before.header.lefts[-1:] or not cut_alike
 
     async def _check(self, drawn: Sequence[_Drawn]) -> None:
-        named = {peer for each in drawn for peer, _, _ in each.parts}
-        others = sorted(named - {self._context.me})
+        others = sorted({peer for each in drawn for peer, _, _ in each.parts} - {self._context.me})
         asking = (self._ask(peer, drawn) for peer in others)
         answers = dict(zip(others, await asyncio.gather(*asking), strict=True))
         for peer in others:
@@ -315,7 +315,8 @@ class Checks:
             gave = place < len(header.contributors)
             codec = context.codec if gave else LEFT_CODEC
             where = codec, drawn.leaves, drawn.leaf, payload, path, weight, norms, given.place
-            fits = wire.root_of(*where) == root and gave == bool(norms)
+            found = await context.worked(drawn.elements * len(parts), partial(wire.root_of, *where))
+            fits = found == root and gave == bool(norms)
             if fits:
                 raws.append(payload)
                 other = gave and norms not in said.get(peer, [norms])

@@ -266,8 +266,7 @@ class Reducer:
             return wire.check_values(codec, incoming.raw, elements, exact=shard.exact)
 
         norm = await context.worked(elements, check)
-        most = contribution.most
-        if context.plan.compares_norms and norm > wire.ROUNDED * most:
+        if context.plan.compares_norms and norm > wire.ROUNDED * (most := contribution.most):
             raise wire.WireError(f"values of norm {norm:.3g}, announced were {most:.3g}")
         if not offer.is_current:
             return _taken_over(offer)
