@@ -34,8 +34,7 @@ def state(seed: int) -> FragmentState:
 
 
 class Donor:
-    """Gives a state, slower than the slowest link, or breaks off after some frames; counts those
-    that it has given.
+    """Gives a state slowly, or breaks off after some frames; counts those that it has given.
 
     Args: spoils: the last frame is of other values, with a hash of its own; silent: it stays there
     where it breaks off, and says nothing."""
