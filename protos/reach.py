@@ -211,7 +211,10 @@ class Mismatch(StrEnum):
         "that holds no certificate"
     )
     OTHER_NAME = "somebody else answers there: the certificate has another name"
-    OTHER_RUN = "its certificate is not of this run's authority, or not a peer's"
+    OTHER_RUN = (
+        "its certificate is not of this run's authority, or not a peer's: check the address, "
+        "--token and --out"
+    )
     NOT_TAKEN = "it closes the connection: it does not take this certificate"
 
     @property

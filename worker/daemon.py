@@ -140,6 +140,8 @@ class Worker:
         for text in self._task.warnings if isinstance(self._task, Warns) else ():
             self.warn(text)
         aside = checkpoint.set_aside(folder) if self._options.resume is False else None
+        if aside is not None:
+            self.warn(f"{aside} holds what was saved before: renamed back, it can be resumed")
         try:
             code = self._run()
             if self.goes_on is not None and self._leaves:  # it was told so as it moved
@@ -249,7 +251,7 @@ class Worker:
         if (reason := refusal(restored.values, self._manifest)) is not None:
             raise CheckpointError(
                 f"{restored.path} {reason}; go on with the settings it was started with, say "
-                "--fresh to put it aside, or choose another --out"
+                "--fresh to put it aside (murmur swarm: without --resume), or choose another --out"
             )
         held, mine = restored.values.get("stage"), self._part.stage
         if held != mine:  # it has moved since

@@ -60,7 +60,10 @@ class Token:
                 raise ValueError("no prefix")
             encoded = text.removeprefix(_PREFIX)
             packed = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
-            content = zlib.decompressobj().decompress(packed, _MAX_BYTES)
+            unpacking = zlib.decompressobj()
+            content = unpacking.decompress(packed, _MAX_BYTES)
+            if not unpacking.eof:
+                raise ValueError("its end is missing")
             secret, rest = content[:_KEY_BYTES], content[_KEY_BYTES:]
             length = int.from_bytes(rest[:_LENGTH_BYTES], "big")
             both = rest[_LENGTH_BYTES:]

@@ -324,7 +324,8 @@ class Swarm(StepListener):
     def _break_off(self, error: BaseException, how: str = "") -> None:
         lost = self._loop.unsent_steps
         if not isinstance(error, Exception) and (lost or how):
-            self.warn(f"{error!r} ends the block{how}: its last {lost} steps are in no round")
+            steps = f"its last {lost} steps are in no round" if lost else "no last round is held"
+            self.warn(f"{error!r} ends the block{how}: {steps}")
         assert self._session is not None
         _going_on.update({each.peer: each.address for each in self._session.others})
         self._inside = False

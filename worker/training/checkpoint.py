@@ -217,8 +217,8 @@ def load(folder: Path) -> tuple[Checkpoint, list[str]]:
         return saved, problems
     detail = f" ({problems[0]})" if problems else ""
     raise CheckpointError(
-        f"{folder}: no usable checkpoint{detail}; start from step 0 with --fresh, "
-        "or name another --out"
+        f"{folder}: no usable checkpoint{detail}; start from step 0 with --fresh "
+        "(murmur swarm: without --resume), or name another --out"
     )
 
 

@@ -70,7 +70,7 @@ def test_a_token_lets_one_peer_in_and_says_nothing_of_it_elsewhere(run, tmp_path
 def test_a_damaged_token_is_none_and_one_that_has_expired_or_was_wrapped_is_one(run):
     text = str(run.create_token())
     other = "B" if text[40] == "A" else "A"
-    damaged = text[:-9], text[9:], f"{text[:40]}{other}{text[41:]}"
+    damaged = text[:-2], text[:-9], text[9:], f"{text[:40]}{other}{text[41:]}"
     for spoiled in (*damaged, "", "murmur1.", "murmur1.ä", "murmur1." + "A" * 9000):
         with pytest.raises(IdentityError, match="paste the whole"):
             Token.parse(spoiled)
