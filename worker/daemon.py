@@ -140,10 +140,8 @@ class Worker:
         for text in self._task.warnings if isinstance(self._task, Warns) else ():
             self.warn(text)
         aside = checkpoint.set_aside(folder) if self._options.resume is False else None
-        if aside is not None:
-            self.warn(f"{aside} holds what was saved before: renamed back, it can be resumed")
         try:
-            code = self._run()
+            code = self._run(aside)
             if self.goes_on is not None and self._leaves:  # it was told so as it moved
                 self.goes_on, code = None, self._code
             return code
@@ -153,7 +151,7 @@ class Worker:
             if aside is not None and not folder.exists():
                 aside.rename(folder)  # nothing was saved in its place: the next try may resume it
 
-    def _run(self) -> int:
+    def _run(self, aside: Path | None) -> int:
         options, resume = self._options, self._options.resume
         found = resume or (resume is None and checkpoint.any_in(self._folder))
         restored = self._restore() if found else None
@@ -171,6 +169,8 @@ class Worker:
         try:
             with self._signals(), leaving, ExitStack() as up:
                 session.start(self._model.parameters(), self._tokens())
+                if aside is not None:
+                    self.warn(f"{aside} holds what was saved before: renamed back, it can resume")
                 up.callback(setattr, self, "answers", self.answers)
                 self.answers = lambda: session.io.ask(lambda: None)
                 supervision.Systemd().tell("READY=1")

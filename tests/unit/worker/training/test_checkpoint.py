@@ -164,7 +164,7 @@ def test_when_none_is_usable_it_says_what_is_wrong_and_what_to_do(two):
         load(two)
     line = str(refused.value)
     assert line.startswith(f"{two}: no usable checkpoint ({two / 'step-00000200'}: cut short: 5 of")
-    assert line.endswith("start from step 0 with --fresh, or name another --out")
+    assert line.endswith(" --fresh (murmur swarm: without --resume), or name another --out")
 
 
 @contextmanager
