@@ -141,7 +141,7 @@ def contributions(
     def contribute(round_: int, shard: int) -> str:
         start, stop = bounds[shard]
         values = raw_of(torch.randn(stop - start))
-        raw = bytearray(wire.encode(codec, torch.nan_to_num(values)))
+        finite = memoryview(raw := bytearray(wire.encode(codec, torch.nan_to_num(values))))
         if values.isnan().any():
             raw = bytearray(b"\xff" * len(raw))
         payload = wire.Payload.of(memoryview(raw))
@@ -161,7 +161,7 @@ def contributions(
             weight=1,
             norm=1.0,
             norms=norms,
-            root=wire.Commitment(codec, leaves, payload.raw, 1, norms).root if norms else b"",
+            root=wire.Commitment(codec, leaves, finite, 1, norms).root if norms else b"",
         )
         frames = [
             pb.ExchangeUp.FromString(m) for m, *_ in wire.payload_messages(pb.ExchangeUp, payload)
