@@ -25,7 +25,7 @@ CONFIG = load_config(None, SETTINGS, None)
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_a_worker_that_is_ended_as_it_moves_ends(tmp_path, monkeypatch, number, code):
-    def moves(worker: Worker) -> int:
+    def moves(worker: Worker, _aside: object) -> int:
         worker.goes_on = options
         with worker._signals():
             signal.raise_signal(number)
