@@ -38,8 +38,12 @@ _LATELY = 8  # rounds, or checks
 def norm(values: Tensor) -> float:
     """The Euclidean norm of values of any shape. Of 100 million at once fp32 lacks a hundredth."""
     blocks = torch.split(values.reshape(-1), 256 * 1024)
-    whole = math.hypot(*(float(torch.linalg.vector_norm(each)) for each in blocks))
-    return torch.tensor(whole, dtype=torch.float32, device="cpu").item()
+    return norm_of_parts([float(torch.linalg.vector_norm(each)) for each in blocks])
+
+
+def norm_of_parts(norms: Sequence[float]) -> float:
+    """The norm in fp32 of values whose parts have these."""
+    return torch.tensor(math.hypot(*norms), dtype=torch.float32, device="cpu").item()
 
 
 def norm_ratios(norms: Sequence[float]) -> tuple[float, ...]:

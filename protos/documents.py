@@ -97,7 +97,6 @@ def _check_depth(value: object, depth: int) -> None:
             _check_depth(inner, depth - 1)
 
 
-# --------------------------------------------------------------------------------------- manifests
 # Values are equal when their bytes are: 1 and 1.0 differ, and so do 1 and True.
 
 

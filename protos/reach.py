@@ -26,9 +26,6 @@ ENCRYPTED_RUN = (
 CHECK_ADDRESS = "check the address, that a worker runs there, and that its port is open"
 
 
-# --------------------------------------------------------------------------------------- listening
-
-
 def listening_problem(listen: str) -> OSError | None:
     """Why nothing can listen at HOST:PORT now; None where something can."""
     host, port = split_address(listen)
@@ -53,9 +50,6 @@ def cannot_listen(option: str, address: str, error: OSError | None) -> str:
         f"cannot listen on {address}: {why}; choose another with {option} HOST:PORT (port 0 takes "
         "a free one)"
     )
-
-
-# ------------------------------------------------------------------------------------------- names
 
 
 Places = tuple[tuple[socket.AddressFamily, str], ...]
@@ -201,9 +195,6 @@ def _written(places: list[tuple[socket.AddressFamily, str, int]]) -> str:
     return "ipv6:" + ",".join(f"[{host}]:{port}" for host, port in mapped)
 
 
-# -------------------------------------------------------------------------------------- handshakes
-
-
 class Mismatch(StrEnum):
     CLOSED = "it closes the connection: it may want a certificate, see --token"
     NOT_ENCRYPTED = (
@@ -242,8 +233,6 @@ def mismatch(details: str, *, encrypts: bool) -> Mismatch | None:
         return None
     return next((why for part, why in _HANDSHAKE[encrypts].items() if part in details), None)
 
-
-# ------------------------------------------------------------------------------------ gRPC's words
 
 _CAUSES = {
     "Connection refused": "connection refused",

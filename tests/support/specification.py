@@ -30,6 +30,7 @@ from murmuration.algorithms.robust import (
     aggregate,
     norm,
     norm_factors,
+    norm_of_parts,
     norm_ratios,
     taken_out,
 )
@@ -314,7 +315,9 @@ class ReferenceRun:
         """A peer's pseudo-gradient as others decode it."""
         plan, exact = self.plan, self.fragments[index].exact
         decoded = self.through(codec_by_name(plan.codec), g, exact)
-        self.norms[peer, index] = norm(decoded[: len(g) - exact])
+        shards = plan.shard_bounds(len(g) - exact, len(self.peers))
+        parts = [norm(decoded[start:stop]) for start, stop in shards]
+        self.norms[peer, index] = norm_of_parts(parts)
         if plan.keeps:
             self.errors[peer, index] = g - decoded
         return decoded

@@ -9,6 +9,7 @@ contribution counts, too.
 """
 
 import copy
+import math
 import struct
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -265,7 +266,7 @@ class Commitment:
         while len(level) > 1:
             level = [_parent(level[at : at + 2]) for at in range(0, len(level), 2)]
             self._levels.append(level)
-        self.norms = norms
+        self.norms, self.norm = norms, math.sqrt(_squares(level[0])) if level else 0.0
         self.root = _root(level[0] if level else b"", weight, norms)
 
     def shown(self, leaf: int) -> tuple[bytes, list[bytes]]:

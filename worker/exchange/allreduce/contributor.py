@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from murmuration.algorithms.robust import Doubts, limit_of, norm, taken_out
+from murmuration.algorithms.robust import Doubts, limit_of, norm, norm_of_parts, taken_out
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import new_event
 from murmuration.worker import wire
@@ -629,8 +629,7 @@ class Contributor:
     def _encode(
         self, begin: Begin, shards: tuple[ShardRange, ...]
     ) -> "tuple[list[memoryview], Tensor | None, float, list[float]]":
-        """The encoding of each shard, what all have left out, the norm of all that is sent, and
-        those that are announced of shards."""
+        """The encoding of each shard, what all have left out, the norm of all, those of shards."""
         context, values = self._context, begin.values
         codec, plan, limbs = context.codec, context.plan, context.limbs(begin.fragment)
         # Shards lie on whole blocks, so the encoding of all is theirs, one after another.
@@ -640,9 +639,8 @@ class Contributor:
         error = wire.encoding_error(codec, whole, values, exact=limbs) if plan.keeps else None
         if not (places := context.norms_of(len(shards))):
             return raws, error, 0.0, []
-        exact = codec.name == "fp32"
-        sent = values if exact else wire.decode(codec, whole, len(values), exact=limbs)
-        ends = [*dict(zip(places, (shard.stop for shard in shards), strict=True)).values()]
-        sent = sent[: len(values) - limbs]
-        ranges = itertools.pairwise([0, *ends])
-        return raws, error, norm(sent), [norm(sent[start:stop]) for start, stop in ranges]
+        sent, norms = [], [0.0] * (places[-1] + 1)
+        for place, raw, each in zip(places, raws, shards, strict=True):
+            sent.append(wire.check_values(codec, raw, each.stop - each.start, exact=each.exact))
+            norms[place] = math.hypot(norms[place], sent[-1])
+        return raws, error, norm_of_parts(sent), norms

@@ -259,11 +259,14 @@ class Reducer:
         incoming.verify()
 
         def check() -> float:
-            if (root := contribution.root) and root != self.checks.commitment(
-                shard, incoming.raw, contribution.weight, tuple(header.norms)
-            ).root:
-                raise wire.WireError("the contribution is not the one that its root stands for")
-            return wire.check_values(codec, incoming.raw, elements, exact=shard.exact)
+            raw, of = incoming.raw, (contribution.weight, tuple(header.norms))
+            if contribution.root:
+                commitment = self.checks.commitment(shard, raw, *of)
+                if contribution.root != commitment.root:
+                    raise wire.WireError("the contribution is not the one that its root stands for")
+                if not shard.exact:
+                    return commitment.norm
+            return wire.check_values(codec, raw, elements, exact=shard.exact)
 
         norm = await context.worked(elements, check)
         if context.plan.compares_norms and norm > wire.ROUNDED * (most := contribution.most):
