@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from murmuration.algorithms import robust
 from murmuration.algorithms.counted import History
 from murmuration.algorithms.fragment_state import FragmentState
 from murmuration.algorithms.link import Link
@@ -382,7 +383,7 @@ def _of_answers(run: Run) -> Iterator[str]:
 
 
 def _expected_mean(contributions: list[Tensor], shards: int) -> Tensor:
-    ratios = norm_ratios([norm(each.repeat(shards)) for each in contributions])
+    ratios = norm_ratios([robust.norm_of_parts([norm(each)] * shards) for each in contributions])
     return aggregate(contributions, norm_factors(ratios, NORM_LIMIT))
 
 
