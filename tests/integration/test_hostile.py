@@ -116,8 +116,7 @@ def test_no_attack_on_a_stage_succeeds(attackable_stages, name, who):
         assert (outcome == AT_THE_HANDSHAKE) == (who == "stranger"), outcome
         goes_on()
     assert certificates is not None
-    status = ask(swarm.addresses["w1"], identity=certificates.members[0])
-    counts = status["microbatches"]
+    counts = ask(swarm.addresses["w1"], identity=certificates.members[0])["microbatches"]
     assert counts["dropped"] == counts["skipped"] == 0, counts
     assert [worker.process.poll() for worker in swarm.workers.values()] == [None, None, None]
 

@@ -91,8 +91,7 @@ class DrawingSwarm(Swarm):
 
     def part(self, problem: Problem, name: str, train: TrainSide) -> Held:
         replica = Drawing(problem, name, train.computes)
-        drawn = self.samples.setdefault(name, [])
-        replica.draws = Draws(train, self.stream, self.batch, drawn)
+        replica.draws = Draws(train, self.stream, self.batch, self.samples.setdefault(name, []))
         return Held(replica, problem.fragments)
 
     async def leave(self, name: str) -> None:

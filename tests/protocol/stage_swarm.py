@@ -173,8 +173,7 @@ class StagedProblem:
     def fragments(self, part: Part) -> tuple[Fragment, ...]:
         named = part.module.named_parameters()
         schema = [TensorSpec(name, tuple(values.shape)) for name, values in named]
-        plan = self.config.plan
-        return plan.cut(schema)
+        return self.config.plan.cut(schema)
 
 
 def three_stages(steps: int, **changes: Any) -> StagedProblem:
@@ -219,8 +218,7 @@ class StageSwarm(Swarm):
             forward_s=problem.forward_s.get(name, 0.01),
             computes=train.computes,
         )
-        shape = problem.task.activation_shape
-        return Held(replica, problem.fragments(part), stage, shape)
+        return Held(replica, problem.fragments(part), stage, problem.task.activation_shape)
 
     async def reached(self, iteration: int, limit_s: float = 60.0) -> None:
         """Until every peer that lives has begun that iteration."""

@@ -93,6 +93,13 @@ async def test_a_mean_of_others_than_have_contributed_is_seen(attack):
     await named_by_all(attack(), 6)
 
 
+async def test_a_mean_of_its_reducer_alone_goes_to_another_before_it_is_applied():
+    with contributing("d", -2.9, 2.9):
+        anchor = await named_by_all(closing_falsely("d", only_itself), 8)
+    expected = LONG.reference("abc")["a"][0].anchor
+    assert torch.dist(anchor, expected) < torch.linalg.vector_norm(expected) / 4
+
+
 @pytest.mark.parametrize(
     ("factor", "more", "how"),
     [

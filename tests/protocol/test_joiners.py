@@ -10,6 +10,7 @@ import pytest
 from murmuration.algorithms.plan import PRESETS, Plan
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
+from murmuration.worker.catchup.held_states import HeldStates
 from murmuration.worker.errors import PeersUnreachable
 from tests.protocol import problem as problem_module
 from tests.protocol.problem import Problem, steady
@@ -64,8 +65,7 @@ async def test_a_late_joiner_adopts_and_ends_equal(at_s):
         await swarm.sleep(at_s)
         await swarm.join("d", via="a")
         await swarm.ends_equal(versions=(6,))
-        first = swarm["d"].of_kind("adopted")[0]
-        assert first["reason"] == "joining"
+        assert swarm["d"].of_kind("adopted")[0]["reason"] == "joining"
         assert swarm["d"].trainer.metrics.inner_steps < 30
         assert swarm["d"].of_kind("round_failed") == []
         assert swarm["a"].of_kind("round")[-1]["contributors"] == 4
@@ -234,6 +234,20 @@ async def test_a_joiner_that_holds_the_state_goes_on_alone(how, plan):
         await goes(swarm, "c", how)
         await swarm.until(lambda: again.of_kind("started") != [], LIMIT_S)
         await swarm.until(lambda: again.versions > before, LIMIT_S)
+
+
+async def test_a_joiner_whose_others_are_far_apart_goes_on_from_its_own_state(monkeypatch):
+    """Else it would ask for theirs until it ends."""
+    monkeypatch.setattr(HeldStates, "too_far", lambda *_: True)
+    async with Swarm(steady(100_000), "abc", at=2) as swarm:
+        swarm.kill("c")
+        swarm.cut("a", "b")
+        await swarm.sleep(30)
+        swarm.heal("a", "b")
+        await swarm.until(lambda: swarm["b"].warned("too far"), 60)
+        again = await swarm.restart("c", via="ab", min_peers=None, before=swarm["c"])
+        await swarm.until(lambda: again.of_kind("started") != [], 59)
+        assert again.warned("goes on from its own state")
 
 
 async def test_a_peer_that_is_back_in_time_is_waited_for():

@@ -73,8 +73,7 @@ async def test_all_peers_end_with_the_state_of_the_reference(name, peers):
 async def test_anchors_come_ahead_on_long_links_too(preset):
     """Half a second there and back, and nothing comes for longer than that."""
     plan = replace(PRESETS[preset], inner_steps=20, fragments=1, consensus=False)
-    steady = dict.fromkeys(PEERS, 0.5)
-    problem = Problem(layers=(300, 200), plan=plan, steps=100, step_s=steady)
+    problem = Problem(layers=(300, 200), plan=plan, steps=100, step_s=dict.fromkeys(PEERS, 0.5))
     async with Swarm(problem, PEERS[:4], delay_s=0.25) as swarm:
         await swarm.ends_at_reference()
         for peer in swarm.alive:

@@ -108,8 +108,7 @@ async def test_the_steps_of_a_peer_that_leaves_are_in_the_next_mean(names):
 async def test_nobody_waits_for_a_peer_that_does_not_answer_nor_when_it_is_back(fate, at_s, rounds):
     """Inner steps do not go by speed. It goes just before a round, or for 20 s, or goes on 5 s
     later from the checkpoint of the last round, before the next one."""
-    plan = Plan(inner_steps=50)
-    problem = Problem(steps=150, plan=plan, step_s=dict.fromkeys("abcd", 0.5))
+    problem = Problem(steps=150, plan=Plan(inner_steps=50), step_s=dict.fromkeys("abcd", 0.5))
     async with Swarm(problem, "abcd") as swarm:
         await swarm.sleep(at_s)
         if fate == "stands still":

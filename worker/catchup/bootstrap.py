@@ -98,6 +98,11 @@ class Bootstrap:
                         text = f"the first values of {donor.peer} count, and not those here: load "
                         text += "the same on every peer, or let this one begin alone (min_peers=1)"
                         node.log(new_event("warning", text=text))
+                apart_s = node.clock() - self._donors.apart_since
+                if under_way and not fetched and apart_s >= DESERTED_S and self._holds_state:
+                    text = "this peer goes on from its own state: those of the others are too far"
+                    node.log(new_event("warning", text=text + " from it and from each other"))
+                    fetched = True
                 if fetched and under_way:
                     node.post(Started(()))
                     return
@@ -141,8 +146,7 @@ class Bootstrap:
         if not (started := have_started(self._gossip.others)):
             others = self._gossip.others  # they may be gone by now
             begun = any(member.phase in (Phase.TRAINING, Phase.DONE) for member in others)
-            may_begin = min_peers is None or begun
-            return may_begin and self._holds_state and self._is_deserted(now)
+            return (min_peers is None or begun) and self._holds_state and self._is_deserted(now)
         self._seen_at = min(self._seen_at, now)
         together = await self._digests_at_start() in {member.digests for member in started}
         return together or now - self._seen_at >= _ALONE_S

@@ -98,8 +98,7 @@ def choose_repair(
             reasons = dict.fromkeys(range(len(mine)), first)
         its_rank = (len(reasons), [rank(index, member.digests[index]) for index in reasons])
         if reasons and (best is None or its_rank > best_rank):
-            first = next(iter(reasons.values()))
-            best, best_rank = Repair(member, tuple(reasons), first), its_rank
+            best, best_rank = Repair(member, tuple(reasons), next(iter(reasons.values()))), its_rank
     return best
 
 

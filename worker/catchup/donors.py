@@ -154,6 +154,7 @@ class Donors:
         self._unconfirmed: dict[str, float] = {}  # donors that too few confirm, since when
         self._begun: dict[int, wire.Incoming] = {}  # of a state whose donor has broken off
         self._adopts = 0  # that have gone to the train thread
+        self.apart_since = math.inf  # when a state was first too far from this peer's
 
     def first_choices(self, members: Sequence[Member]) -> Sequence[Member]:
         """Those that are not set aside; all of them, where there is no other."""
@@ -205,6 +206,7 @@ class Donors:
                 return False
         if not await self._plausible(published, votes, states):
             self._do_without(donor, "its state is too far from this peer's, and too few have it")
+            self.apart_since = min(self.apart_since, node.clock())
             return False
         self._unconfirmed.pop(donor.peer, None)
         self._split = {i: (s.version, s.hash) for i, s in states.items()} if same else {}

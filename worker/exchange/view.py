@@ -125,8 +125,7 @@ class View:
             at_it = [m for m in begun if m.digests[fragment].version == round_]
             held = {member.peer: member.digests[fragment].hash for member in at_it}
             out = {peer for peer, hash_ in held.items() if hash_ != held.get(me)}
-            few = me in held and 2 * len(out) < len(held)
-            self._parted[at] = frozenset(out if few else ())
+            self._parted[at] = frozenset(out if me in held and 2 * len(out) < len(held) else ())
         return self._parted[at]
 
     def has_applied(self, peer: str, fragment: int, round_: int) -> bool:
@@ -200,8 +199,7 @@ class View:
         return frozenset(m.peer for m in self._live if m.phase is not Phase.STARTING)
 
     def joinable(self) -> frozenset[str]:
-        training = frozenset(m.peer for m in self._in(Phase.READY, Phase.TRAINING))
-        return training - self.unreached
+        return frozenset(m.peer for m in self._in(Phase.READY, Phase.TRAINING)) - self.unreached
 
 
 def reached_by_all(group: Collection[str], unreachable: Iterable[Pair]) -> frozenset[str]:

@@ -311,8 +311,7 @@ def signed_certificate(
         (_usage(signs=False), True),
         (x509.ExtendedKeyUsage(_purposes(role)), False),
     ]
-    by = _certificate(issuer).subject
-    return _signed(by, issuer_key, _named(role), key, valid_s, extensions)
+    return _signed(_certificate(issuer).subject, issuer_key, _named(role), key, valid_s, extensions)
 
 
 def _purposes(role: Role) -> list[x509.ObjectIdentifier]:

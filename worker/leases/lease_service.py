@@ -45,8 +45,7 @@ class LeaseService(Component):
     async def on_lease(self, request: bytes) -> bytes:
         """Raises WireError."""
         news = wire.lease_news_from_message(wire.parse(pb.LeaseNews, request), self._run)
-        reply = self._table.answer(news)
-        return wire.lease_news_to_message(reply, self._run).SerializeToString()
+        return wire.lease_news_to_message(self._table.answer(news), self._run).SerializeToString()
 
     async def leave(self, within_s: float) -> None:
         """Gives back what is held, and waits until all that are alive know it."""

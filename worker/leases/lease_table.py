@@ -185,8 +185,7 @@ class LeaseTable:
         self._tell_drawn(item, f"{stream.name}\0{epoch}", stream)
 
     def _tell_drawn(self, number: int, name: str, stream: ledgers.SampleStream) -> None:
-        opened = ledgers.OpenedStream(number, crc32(name.encode()), stream.length or 0)
-        self._drawn[opened] = stream
+        self._drawn[ledgers.OpenedStream(number, crc32(name.encode()), stream.length or 0)] = stream
         self._news_to_tell = True
         for holding in self._live_holdings():
             self._compare(holding)

@@ -204,8 +204,7 @@ class Ledger:
     def last_epoch(self, stream: int, taken: Iterable[int]) -> int:
         """The latest epoch in which a block is used up or taken; 0 at first."""
         ranges = self.done.get(stream, ())
-        last = max((*taken, *(stop - 1 for _, stop in ranges)), default=0)
-        return last // EPOCH_BLOCKS
+        return max((*taken, *(stop - 1 for _, stop in ranges)), default=0) // EPOCH_BLOCKS
 
     def plain(self) -> dict[str, Any]:
         return {

@@ -291,8 +291,7 @@ def told_by(item: Any) -> str:
     match item:
         case Tensor() if item.layout == torch.strided and not (item.is_meta or item.is_nested):
             flat = item.detach().flatten()
-            some = flat[_places(len(flat))].tolist()
-            return f"{item.dtype} {tuple(item.shape)} {told_by(some)}"
+            return f"{item.dtype} {tuple(item.shape)} {told_by(flat[_places(len(flat))].tolist())}"
         case dict():
             return told_by([*item, *item.values()])
         case list() | tuple():

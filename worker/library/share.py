@@ -172,8 +172,7 @@ class Shares:
                 if len(chosen) < whole and (self._ranks > 1 or samples.drop_last):
                     return  # what is left over goes back
                 sizes.append(len(chosen))
-                mine = slice(self._rank * samples.batch, (self._rank + 1) * samples.batch)
-                yield chosen[mine]
+                yield chosen[self._rank * samples.batch : (self._rank + 1) * samples.batch]
 
         try:
             for batch in samples.load(places()):

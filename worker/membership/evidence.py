@@ -173,8 +173,7 @@ class IdlePeers:
         """For a while no round waits for the peer. A new start ends that no sooner: else a peer
         could make every round wait."""
         if (mark := self._marks.get(peer)) is None or not mark.stands:
-            first = _OWN_DOUBLINGS if peer == self._me else 0
-            times = first if mark is None else mark.times
+            times = (_OWN_DOUBLINGS if peer == self._me else 0) if mark is None else mark.times
             self._marks[peer] = _Mark(now + _MARKED_S * 2 ** min(times, _MOST_DOUBLINGS), times + 1)
 
     def tick(self, now: float) -> None:

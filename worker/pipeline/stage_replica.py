@@ -173,8 +173,7 @@ class StageReplica(InnerReplica):
         match work.kind:
             case mail.JobKind.ENTER:
                 with torch.no_grad():
-                    batch = self._batches_here[work.microbatch]
-                    hidden = self._module(self._module.embed(batch))
+                    hidden = self._module(self._module.embed(self._batches_here[work.microbatch]))
                 values = self._encode(hidden)
                 if len(values) > self._limit_bytes:
                     raise ConfigError(

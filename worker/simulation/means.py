@@ -145,8 +145,7 @@ class MeanPeer(Peer):
         state = self.optimizer.state
         self.anchor, self.momentum = state.anchor, state.momentum
         self.version, self._group = state.version, state.group
-        done = state.version >= self.swarm.scenario.rounds
-        phase = Phase.DONE if done else Phase.TRAINING
+        phase = Phase.DONE if state.version >= self.swarm.scenario.rounds else Phase.TRAINING
         self.swarm.advanced(self.number, self._digest, phase)
         self.advanced(state.version, state.group)
 

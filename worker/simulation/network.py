@@ -66,8 +66,7 @@ class Pipe:
             self._served = 0.0
             return
         left, timer = max(0.0, self._ends[0][0] - self._served), self._timers
-        after_s = left * len(self._loads) / self._rate
-        self._clock.after(after_s, lambda: self._complete(timer))
+        self._clock.after(left * len(self._loads) / self._rate, lambda: self._complete(timer))
 
     def _complete(self, timer: int) -> None:
         if timer != self._timers:

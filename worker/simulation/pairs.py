@@ -91,8 +91,7 @@ class PairPeer(Peer):
     def _advance(self, round_: int, phase: Phase = Phase.TRAINING) -> Coroutine[None, None, None]:
         self.round = round_
         self.swarm.advanced(self.number, Digest(round_, 0, 0), phase)
-        anchor = self._repeated(self.anchor)
-        state = FragmentState(round_, 0, (), anchor, self.momentum, 0)
+        state = FragmentState(round_, 0, (), self._repeated(self.anchor), self.momentum, 0)
         return self.pairs.advanced(0, state)
 
     def begin(self) -> None:

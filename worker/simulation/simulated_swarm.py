@@ -154,8 +154,7 @@ class SimulatedSwarm:
     def advanced(self, peer: int, digest: Digest, phase: Phase = Phase.TRAINING) -> None:
         """A peer has come to another version; everybody knows at once."""
         name = self.names[peer]
-        before = self._members[name].digests[0].version
-        self._at_version[before] -= 1
+        self._at_version[self._members[name].digests[0].version] -= 1
         self._at_version[digest.version] = self._at_version.get(digest.version, 0) + 1
         step, digests = digest.version, (digest,)
         self._members[name] = Member(name, "", 1, phase=phase, step=step, digests=digests)

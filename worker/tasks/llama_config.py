@@ -70,8 +70,7 @@ class LlamaConfig:
     @property
     def outer_elements(self) -> int:
         """Parameters outside the layers: embedding, head and last norm."""
-        tables = 1 if self.tie_word_embeddings else 2
-        return (tables * self.vocab_size + 1) * self.hidden_size
+        return ((1 if self.tie_word_embeddings else 2) * self.vocab_size + 1) * self.hidden_size
 
 
 # 'tiny' was chosen by trial: four workers on two cores, 100 s of DiLoCo on Python's own sources.

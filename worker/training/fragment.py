@@ -59,8 +59,7 @@ class FragmentReplica(FragmentOptimizer):
         anchor = self.first_values()
         outer = plan.exchange != "none" and plan.payload == "pseudo_gradient"
         momentum = torch.zeros_like(anchor) if outer else anchor.new_empty(0)
-        hashed = state_hash(anchor, momentum, ())
-        started = FragmentState(0, 0, (), anchor, momentum, hashed)
+        started = FragmentState(0, 0, (), anchor, momentum, state_hash(anchor, momentum, ()))
         super().__init__(plan, started, state_hash, fragment.averaged, fragment.exact)
         self.arrived: RoundDone | RoundFailed | None = None
         self._outcome: tuple[FragmentState, RoundResult, Future[Outcome]] | None = None

@@ -414,8 +414,7 @@ class OuterLoop:
         if sent.everyone:
             metrics.final_mean_stall_s += stall_s
         if self._plan.overlap == "measured" and not self._schedule.applies_at_once(self.step):
-            took = self.step - sent.step
-            metrics.most_overlap_steps = max(metrics.most_overlap_steps, took)
+            metrics.most_overlap_steps = max(metrics.most_overlap_steps, self.step - sent.step)
         # Another peer's state took its place, or the run stops.
         result, waited_for = None, "nobody known"
         if each.in_flight_round == sent.round:

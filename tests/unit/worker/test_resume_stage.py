@@ -39,8 +39,7 @@ def test_a_worker_that_is_ended_as_it_moves_ends(tmp_path, monkeypatch, number, 
 
 
 def test_a_checkpoint_of_another_stage_is_refused(tmp_path):
-    task = task_of(CONFIG)
-    manifest = Manifest.of(CONFIG, part_of(task, CONFIG, 0).whole)
+    manifest = Manifest.of(CONFIG, part_of(task_of(CONFIG), CONFIG, 0).whole)
     values = {"manifest": manifest.plain(), "stage": 2, "step": 5, "format": FORMAT}
     saved = checkpoint.save(tmp_path / "checkpoints", 5, {}, values)
     node, given = NodeConfig(peer="w", stage=1), {"resume": True, "announce": lambda _: None}

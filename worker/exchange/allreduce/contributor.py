@@ -56,6 +56,8 @@ class _Part:
     task: asyncio.Task[None] | None = None  # the try that is under way
     incoming: wire.Incoming | None = None  # of the reduction, in all tries at this peer
     reduction: wire.ReductionHeader | None = None  # that the shard ended with, at `ended_at`
+    doubtful: wire.Reduction | None = None  # that one, of half of the group: not for others yet
+    left_out: "Tensor | None" = None  # what that one leaves out of what the norm limit has scaled
     ended_at: float = 0.0
     retry_at: float = 0.0
     last_reason: str = ""
@@ -202,7 +204,13 @@ class Contributor:
                 part.target, part.away = best, part.away or best != self._context.me
                 part.task = self._spawn(round_, partial(self._try, round_, part, resumed))
         if not round_.open:
-            self._succeed(round_)
+            for part, why in [*self._left_out(round_)]:
+                self._doubt(part.target, round_, why)
+                if part.doubtful is not None:
+                    part.reduction = part.doubtful = part.left_out = None
+                    part.spoilt = _MOST_SPOILT  # the next of its order is to reduce it
+            go_on = self._advance if round_.open else self._succeed
+            go_on(round_)
         elif now >= round_.deadline:
             reasons = {part.last_reason for part in round_.open if part.last_reason}
             self._fail(round_, "; ".join(["the round's deadline has passed", *sorted(reasons)]))
@@ -247,26 +255,26 @@ class Contributor:
             else:
                 answer = await self._ask(round_, part, payload, opening)
             if isinstance(answer, wire.Reduction):
-                mean, left_out = await self._decoded(round_, part, answer)
+                mean, part.left_out = await self._decoded(round_, part, answer)
         except TransportError as error:
             answer, broken = Refusal("again", str(error)), True
         except wire.WireError as error:
             answer, part.incoming = Refusal("again", str(error)), None  # nothing is to be used
             part.spoilt += 1
-            doubts, begin = self._reducer.checks.doubts, round_.begin
-            if isinstance(error, FalseMean) and doubts.again(peer, begin.fragment, begin.round):
-                self._context.caught(peer, str(error))
+            if isinstance(error, FalseMean):
+                self._doubt(peer, round_, str(error))
         match answer:
             case wire.Reduction(header=header):
-                here = slice(*part.shard.bounds)
-                round_.mean[here] = mean
-                if round_.error is not None and left_out is not None:
-                    round_.error[here] = left_out
+                round_.mean[slice(*part.shard.bounds)] = mean
                 part.reduction, round_.slowest = header, peer
                 part.ended_at = self._context.clock()
                 if 2 * len(round_.open) <= len(round_.parts):
                     round_.half_at = min(round_.half_at, part.ended_at)
-                self._reducer.learned(part.key, answer)
+                few = 2 * len(header.contributors) <= len(group := round_.begin.group)
+                if few and all(map(self._view.usable, group)):
+                    part.doubtful = answer
+                else:
+                    self._reducer.learned(part.key, answer)
             case Redirect(best):  # our own view decides; where it agrees, go there at once
                 part.last_reason = f"{peer} leaves it to {best}"
                 agreed = self._reducer.shards.peer_to_ask(part.key, part.order) == best
@@ -481,7 +489,16 @@ class Contributor:
     def _drop(self, round_: _Round) -> None:
         del self._rounds[round_.begin.fragment]
         for part in round_.parts:
+            if round_.error is not None and part.left_out is not None:
+                round_.error[slice(*part.shard.bounds)] = part.left_out
+            if part.doubtful is not None:
+                self._reducer.learned(part.key, part.doubtful)
             self._end(part)
+
+    def _doubt(self, reducer: str, round_: _Round, why: str) -> None:
+        begin = round_.begin
+        if self._reducer.checks.doubts.again(reducer, begin.fragment, begin.round):
+            self._context.caught(reducer, why)
 
     def _fail(self, round_: _Round, reason: str) -> None:
         at, waiting_for = (round_.begin.fragment, round_.begin.round), round_.waiting_for
@@ -495,8 +512,7 @@ class Contributor:
         self._tell_scaled(round_)
         missed = self._where(round_, counted=False)
         context.counts.late += bool(missed)
-        away = (part.payload for part in round_.parts if part.away and part.payload)
-        sent_bytes = sum(payload.packed_bytes for payload in away)
+        sent_bytes = sum(p.payload.packed_bytes for p in round_.parts if p.away and p.payload)
         late = {reduction.last for _, reduction in reductions}
         now = context.clock()
         exchange_s = self._lasted_s[begin.fragment] = now - round_.began
@@ -525,15 +541,10 @@ class Contributor:
             received=tuple(self._received(round_)),
         )
         self._results.finished(result)
-        for part, out in self._left_out(round_):
-            if self._reducer.checks.doubts.again(part.target, begin.fragment, begin.round):
-                context.caught(part.target, f"{part.key} leaves out {', '.join(sorted(out))}")
-        if context.plan.compares_norms:
+        if places := context.norms_of(len(round_.parts)):
             others = [
                 Given(part.key, part.shard, part.reduction, part.ended_at - part.asked_at, place)
-                for part, place in zip(
-                    round_.parts, context.norms_of(len(round_.parts)), strict=True
-                )
+                for part, place in zip(round_.parts, places, strict=True)
                 if part.reduction and part.reduction.reducer == part.target != context.me
             ]
             self._reducer.checks.completed(begin.fragment, others)
@@ -549,10 +560,10 @@ class Contributor:
         if spared and last.away and not last.passed_over and len(begin.group) > 2:
             self._reducer.pass_over(last.key, last.target)
 
-    def _left_out(self, round_: _Round) -> Iterator[tuple[_Part, set[str]]]:
+    def _left_out(self, round_: _Round) -> Iterator[tuple[_Part, str]]:
         """The shards that ended in time without half or more of the peers that most shards of other
-        reducers count, and these peers: their reducer reaches them, as far as is known. One that
-        comes when most have closed does not know what was in time."""
+        reducers count, and which these are: their reducer reaches them, as far as is known. One
+        that comes when most have closed, or is with few, does not know what was in time."""
         view, me = self._view, self._context.me
         largest = max(len(header.contributors) for _, header in round_.reductions)
         for part in round_.parts:
@@ -563,14 +574,16 @@ class Contributor:
             others = [h for _, h in round_.reductions if h.reducer not in (me, part.target)]
             counted = Counter(peer for other in others for peer in other.contributors)
             most = {peer for peer, count in counted.items() if 2 * count > len(others)}
+            reduce = {me, *(h.reducer for h in others)}
             out = {
                 peer
                 for peer in most.difference(header.contributors)
                 if peer == me or (view.usable(peer) and view.reach(part.target, peer))
             }
             in_time = me in most and part.ended_at <= round_.half_at + SILENT_S
-            if in_time and out and 2 * len(out) >= len(most):
-                yield part, out
+            seen = in_time and 2 * len(reduce) > len(round_.begin.group)
+            if seen and out and 2 * len(out) >= len(most):
+                yield part, f"{part.key} leaves out {', '.join(sorted(out))}"
 
     def _received(self, round_: _Round) -> Iterator[tuple[str, int, int]]:
         """As `RoundDone` has it. A peer that begins again may truly reduce a shard again."""

@@ -463,8 +463,7 @@ class Pairs(Component):
 def draw_group(me: str, run: int, size: int, view: View, key: tuple[int, int]) -> Group:
     """This peer's group of a round, without those that have ended the run before; itself alone if
     it sits out. Args: key: (fragment, round)."""
-    peers = view.in_draw(key[0]) | {me}
-    drawn = _dealt(run, key, peers, size, view.apart).get(me, (me,))
+    drawn = _dealt(run, key, view.in_draw(key[0]) | {me}, size, view.apart).get(me, (me,))
     return tuple(peer for peer in drawn if not view.has_ended_before(peer, *key))
 
 

@@ -293,8 +293,7 @@ def test_peers_that_go_on_in_a_stream_leave_none_of_it_out():
     peers = Peers("a", "b")
     loops = {name: peers.share(name, Stateful(99), 4) for name in "ab"}
     drawn = [next(loops[name]) for _ in range(21) for name in "ba"]
-    late = peers.restarted("a")
-    (rest,) = late.draw({"a": Stateful(99)}, block=4).values()
+    (rest,) = peers.restarted("a").draw({"a": Stateful(99)}, block=4).values()
     assert rest[0] == drawn[-1] + 1 > min(rest)
     assert sorted([*drawn, *rest]) == [*range(99)]
 

@@ -184,8 +184,7 @@ def test_the_next_of_stage_0_assembles_where_the_first_has_left_it_undone(
 ):
     monkeypatch.setattr(lifecycle.part, "fetch_stages", fetcher([1, 2]))
     ending = Ending(0, (peer("first", 0, health=Health.LEFT, phase=phase),), tmp_path)
-    whole = ending.lifecycle.end(ending.trainer)
-    assert (whole is not None) == assembles
+    assert (ending.lifecycle.end(ending.trainer) is not None) == assembles
     assert (tmp_path / "assembled").exists() == assembles
 
 

@@ -43,8 +43,7 @@ def test_one_peer_leaves_a_fast_stage_for_a_slow_one():
     numbered = [member(peer, visit_s=0.1) for peer in ("2a", "2b", "2c")]
     members = [member("0a"), member("1a", visit_s=0.4), *numbered]
     assert movers(members, 0.0, 19.0) == {}
-    found = movers(members, 0.0, 20.0)
-    assert list(found.values()) == [StageMove(1, orphaned=False)]
+    assert list(movers(members, 0.0, 20.0).values()) == [StageMove(1, orphaned=False)]
     assert movers([*members[:-1], member("2c", Health.SUSPECT, visit_s=0.1)], 0.0, 20.0) == {}
 
 

@@ -85,8 +85,7 @@ class Peer:
 
     def _post(self, message: StageJob) -> None:
         problem = self.problems.get(message.kind, "")
-        answer = StageJobDone(message.number, message.values, problem=problem)
-        self.context.computed(answer)
+        self.context.computed(StageJobDone(message.number, message.values, problem=problem))
 
     async def called(
         self,

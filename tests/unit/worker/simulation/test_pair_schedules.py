@@ -85,6 +85,5 @@ class Impatient(PairRound):
 )
 def test_a_spoiled_machine_is_caught(check, kind, seed):
     """By the first schedule that shows it."""
-    spoiled = type("", (Spoiled,), {"round_kind": kind})
-    found = violations(random_world(seed, spoiled).play())
+    found = violations(random_world(seed, type("", (Spoiled,), {"round_kind": kind})).play())
     assert any(text.startswith(check) for text in found), found

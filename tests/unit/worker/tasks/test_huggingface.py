@@ -112,8 +112,7 @@ def test_a_tokenizer_of_ones_own(text, tmp_path):
     assert task_of(str(tmp_path / "birds.txt"), tokenizer=str(tmp_path / "t")).warnings == ()
     batch = next_batch(task.batches("train", Cursor(seed=3, stream="a")), "train")
     assert int(batch.inputs.max()) <= 11
-    written = task.generate(task.model(), "the flock", 5, temperature=0.0, seed=1)
-    assert isinstance(written, str)
+    assert isinstance(task.generate(task.model(), "the flock", 5, temperature=0.0, seed=1), str)
     with one_line(TaskError, "the prompt ' ' has no token"):
         task.generate(task.model(), " ", 5, temperature=0.0, seed=1)
     with one_line(TaskError, "gives token 11, the model has 8"):

@@ -32,8 +32,7 @@ def test_its_loader_has_the_text_once(task):
 def test_a_sample_is_the_same_whatever_batch_it_falls_into(task):
     rows = torch.cat([batch.inputs for batch in islice(task.batches("train", START), 3)])
     task.batch_size = 3
-    batch = next(task.batches("train", START.advance(5)))
-    assert torch.equal(batch.inputs, rows[5:8])
+    assert torch.equal(next(task.batches("train", START.advance(5))).inputs, rows[5:8])
 
 
 def test_no_sample_of_one_split_holds_text_of_the_other(task):

@@ -36,8 +36,7 @@ def folder(tmp_path: Path) -> Path:
 def test_of_a_file_the_last_tenth_is_held_out(tmp_path):
     path = tmp_path / "one.txt"
     path.write_bytes(bytes(range(200)))
-    corpus = load_text(str(path))
-    assert contents(corpus) == (bytes(range(180)), bytes(range(180, 200)))
+    assert contents(load_text(str(path))) == (bytes(range(180)), bytes(range(180, 200)))
 
 
 def test_windows_follow_one_another_and_have_each_token_once_as_target():
@@ -221,8 +220,7 @@ def test_a_task_learns_from_it(source):
     assert first.inputs.shape == first.targets.shape == (2, 16)
     assert (first.cursor.position, second.cursor.position) == (2, 4)
     task.loss(task.model(), first).backward()
-    again = next_batch(task.batches("train", first.cursor), "train")
-    assert again.inputs.equal(second.inputs)
+    assert next_batch(task.batches("train", first.cursor), "train").inputs.equal(second.inputs)
     with pytest.raises(TaskError, match="leased"):
         task.loader()
     with pytest.raises(TaskError, match="both given"):

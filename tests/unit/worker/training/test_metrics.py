@@ -113,8 +113,7 @@ def test_a_step_taken_over_from_another_peer_is_no_pace():
 
 def test_where_the_loop_is_the_users_there_are_no_samples_to_tell_of():
     model = nn.Linear(2, 2)
-    replica = UserReplica(model, torch.optim.SGD(model.parameters(), lr=0.25))
-    told = Told(replica=replica)
+    told = Told(replica=UserReplica(model, torch.optim.SGD(model.parameters(), lr=0.25)))
     told.reporter.progress(1)
     (event,) = told.events()
     assert event["learning_rate"] == 0.25

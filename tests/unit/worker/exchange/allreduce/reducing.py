@@ -74,8 +74,7 @@ class Contribution(FakeStream):
     @property
     def mean(self) -> set[float]:
         frames = (pb.ExchangeDown.FromString(raw).frame.payload for raw in self.sent)
-        raw = bytearray(b"".join(frames))
-        return {*torch.frombuffer(raw, dtype=torch.bfloat16).tolist()}
+        return {*torch.frombuffer(bytearray(b"".join(frames)), dtype=torch.bfloat16).tolist()}
 
     @property
     def answer(self) -> pb.ReductionHeader:

@@ -134,8 +134,7 @@ class Contributing(layouts.Bench):
 
     def reduced_here(self) -> None:
         header = wire.ReductionHeader(GROUP, (), 2, SIZE, wire.hash64(MEAN), "c")
-        payload = wire.Payload(MEAN, header.hash)
-        self.own.tries[-1].set_result(wire.Reduction(header, payload))
+        self.own.tries[-1].set_result(wire.Reduction(header, wire.Payload(MEAN, header.hash)))
         self.settle()
 
     def ended(self, kind: type[T]) -> T:
