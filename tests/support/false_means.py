@@ -146,16 +146,16 @@ def contributing(
     encode, ask, hear = Contributor._encode, Contributor._ask, Checks.heard
 
     def encoded(self: Contributor, begin: Any, shards: Any) -> Any:
-        raws, error, whole, norms = encode(self, begin, shards)
+        honest = raws, _, error, whole, norms = encode(self, begin, shards)
         if self._context.me != liar:
-            return raws, error, whole, norms
+            return honest
         codec, orders = self._context.codec, self._context.orders(begin.fragment, begin.group)
         for place, (shard, order) in enumerate(zip(shards, orders, strict=True)):
             if not own or order[0] == liar:
                 values = wire.decode(codec, raws[place], shard.stop - shard.start)
                 times = factor * whole / max(1e-9, float(values.norm())) if apart else factor
                 raws[place] = wire.encode(codec, times * values)
-        return raws, error, more * whole, [max(1.0, more) * each for each in norms]
+        return raws, [[]] * len(raws), error, more * whole, [max(1.0, more) * n for n in norms]
 
     def announcing(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: Contributor, round_: Any, part: Any, *args: Any) -> Any:

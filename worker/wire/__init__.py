@@ -55,6 +55,7 @@ from murmuration.worker.wire.tensors import (
     group_hash,
     hash64,
     is_finite,
+    norms_of,
     split_state,
     state_bytes,
     state_hash,

@@ -24,7 +24,7 @@ from google.protobuf.message import Message
 from murmuration.algorithms.codecs import Codec
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.documents import MAX_WINDOW_BYTES
-from murmuration.worker.wire.tensors import Again, WireError, hash64, square_sums
+from murmuration.worker.wire.tensors import Again, WireError, hash64, norms_of
 
 Kind = type[Message]  # one that has a field `frame`
 
@@ -246,7 +246,7 @@ class Leaves:
 class Commitment:
     """One peer's contribution to a shard, or what its encoding of a mean has left over; of either
     it can show any leaf. Any thread. Args: weight: what it counts; 0 for what is left over; norms:
-    that it announces of its shards."""
+    that it announces of its shards; of_leaves: `norms_of` them, where they are known."""
 
     def __init__(
         self,
@@ -255,13 +255,14 @@ class Commitment:
         payload: memoryview,
         weight: int,
         norms: Sequence[float] = (),
+        of_leaves: Sequence[float] = (),
     ) -> None:
         starts = range(0, leaves.elements, leaves.size)
         cuts = [codec.encoded_bytes(at) for at in (*starts, leaves.elements)]
         self._values = [payload[start:stop] for start, stop in pairwise(cuts)]
-        level = _leaves(
-            codec if norms else None, payload, leaves.elements, leaves.size, self._values
-        )
+        if norms and not of_leaves:
+            of_leaves = norms_of(codec, payload, leaves.elements, leaves.size)
+        level = _leaves(self._values, of_leaves)
         self._levels = [level]
         while len(level) > 1:
             level = [_parent(level[at : at + 2]) for at in range(0, len(level), 2)]
@@ -296,7 +297,8 @@ def root_of(
     (start, stop), count = leaves.bounds(leaf), leaves.count
     try:
         shown = memoryview(bytearray(payload))
-        (found,) = _leaves(codec if norms else None, shown, stop - start, leaves.size, [shown])
+        of_leaf = norms_of(codec, shown, stop - start, leaves.size) if norms else ()
+        (found,) = _leaves([shown], of_leaf)
     except WireError:
         return b""
     rest = list(reversed(path))
@@ -314,15 +316,13 @@ def root_of(
     return _root(found, weight, norms) if not rest and _squares(found) <= most else b""
 
 
-def _leaves(
-    codec: Codec | None, payload: memoryview, elements: int, size: int, values: list[memoryview]
-) -> list[bytes]:
-    """Leaves of the tree, as its nodes are: a hash, and with a codec the sum of squares."""
-    hashes = (_hash(b"leaf", each) for each in values)
-    if codec is None:
-        return [*hashes]
-    squares = square_sums(codec, payload, elements, size)
-    return [hash_ + struct.pack("<d", each) for hash_, each in zip(hashes, squares, strict=True)]
+def _leaves(values: Iterable[memoryview], norms: Iterable[float]) -> list[bytes]:
+    """Leaves of the tree, as its nodes are: a hash, and where norms are known the sum of squares,
+    to eight bits: so that all machines find the same."""
+    hashes = [_hash(b"leaf", each) for each in values]
+    squares = (math.frexp(each**2) for each in norms)
+    sums = [struct.pack("<d", math.ldexp(round(m * 2**8) / 2**8, at)) for m, at in squares]
+    return list(map(bytes.__add__, hashes, sums)) if sums else hashes
 
 
 def _squares(node: bytes) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from murmuration.algorithms.codecs import Codec, codec_by_name
 from murmuration.algorithms.diloco import mean_in_order
-from murmuration.algorithms.robust import norm, norm_of_parts
+from murmuration.algorithms.robust import norm_of_parts
 
 
 class WireError(ValueError):
@@ -86,30 +86,23 @@ def encoding_error(codec: Codec, payload: memoryview, values: Tensor, *, exact: 
 def check_values(codec: Codec, payload: memoryview, elements: int, *, exact: int = 0) -> float:
     """The norm of encoded values, without integers. Raises WireError: some are not finite, or too
     large."""
-    norms = list[float]()  # the same on any number of threads
-    for start, stop in _blocks(elements - exact):
-        for block in torch.split(_decode(codec, payload, start, stop), BLOCK_ELEMENTS):
-            norms.append(norm(block))
-    if not all(each < _MOST_NORM for each in norms):  # as no NaN is
-        raise WireError(_NOT_FINITE)
+    norms = norms_of(codec, payload, elements - exact, BLOCK_ELEMENTS)
     if not is_finite(_limbs(codec, payload, elements, exact)):
         raise WireError(_NOT_FINITE)
     return norm_of_parts(norms)
 
 
-def square_sums(codec: Codec, payload: memoryview, elements: int, size: int) -> list[float]:
-    """The sums of the squares of encoded values, of `size` each, to eight bits: so that all
-    machines find the same. Raises WireError: no encoder writes such bytes."""
-    found = list[float]()
+def norms_of(codec: Codec, payload: memoryview, elements: int, size: int) -> list[float]:
+    """The norms of encoded values, of `size` each. Raises WireError: no encoder writes such
+    bytes."""
+    norms = list[float]()
     step = max(1, BLOCK_ELEMENTS // size) * size
     for start in range(0, elements, step):
         values = _decode(codec, payload, start, min(elements, start + step))
-        leaves = torch.nn.functional.pad(values, (0, -len(values) % size)).view(-1, size)
-        norms = torch.linalg.vector_norm(leaves, dim=1, dtype=torch.float64)
-        found += norms.square_().tolist()
-    if not all(each < _MOST_NORM**2 for each in found):
+        norms += [float(each.double().norm()) for each in torch.split(values, size)]
+    if not all(each < _MOST_NORM for each in norms):  # as no NaN is
         raise WireError(_NOT_FINITE)
-    return [math.ldexp(round(m * 2**8) / 2**8, at) for m, at in map(math.frexp, found)]
+    return norms
 
 
 def average(

@@ -105,12 +105,6 @@ class Checks:
         self._norms: dict[ShardKey, dict[str, Sequence[tuple[float, ...]]]] = {}  # by round
         self._completed: Counter[int] = Counter()
 
-    def commitment(
-        self, shard: ShardRange, payload: memoryview, weight: int, norms: Sequence[float]
-    ) -> wire.Commitment:
-        leaves = self._context.leaves(shard)
-        return wire.Commitment(self._context.codec, leaves, payload, weight, norms)
-
     def contributes(self, fragment: int, keys: Sequence[ShardKey]) -> None:
         """This peer begins a round with contributions to these shards, which it can show until its
         next has ended: all that are in that one have asked by then."""

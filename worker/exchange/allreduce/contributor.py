@@ -52,6 +52,7 @@ class _Part:
     shard: ShardRange
     order: Sequence[str]  # the peers that may reduce it, best first
     raw: memoryview  # what this peer contributes, encoded
+    of_leaves: Sequence[float]  # their norms, if means are checked
     target: str = ""  # the peer that it is tried at, or was last
     task: asyncio.Task[None] | None = None  # the try that is under way
     incoming: wire.Incoming | None = None  # of the reduction, in all tries at this peer
@@ -147,14 +148,14 @@ class Contributor:
         shards, orders = context.shards(fragment, group), context.orders(fragment, group)
         began = context.clock()
         try:
-            raws, error, own_norm, norms = await context.worked(
+            raws, of_leaves, error, own_norm, norms = await context.worked(
                 begin.values.numel(), lambda: self._encode(begin, shards)
             )
         except Exception as failure:  # too large for the codec, or a defect; nobody is told of it
             reason = reason_of(failure)
             self._results.finished(RoundFailed(fragment, begin.round, reason, (context.me,)))
             return
-        each_part = enumerate(zip(shards, orders, raws, strict=True))
+        each_part = enumerate(zip(shards, orders, raws, of_leaves, strict=True))
         parts = [_Part(ShardKey(fragment, begin.round, index), *each) for index, each in each_part]
         keys = [part.key for part in parts if context.plan.compares_norms]
         self._reducer.checks.contributes(fragment, keys)
@@ -308,7 +309,9 @@ class Contributor:
 
         def work() -> wire.Payload:
             if context.plan.compares_norms:
-                part.commitment = checks.commitment(shard, raw, weight, round_.norms)
+                said = weight, round_.norms, part.of_leaves
+                leaves = context.leaves(shard)
+                part.commitment = wire.Commitment(context.codec, leaves, raw, *said)
             pack = context.compression.payload
             return wire.Payload.of(raw) if stays else pack(context.codec, raw)
 
@@ -641,8 +644,9 @@ class Contributor:
 
     def _encode(
         self, begin: Begin, shards: tuple[ShardRange, ...]
-    ) -> "tuple[list[memoryview], Tensor | None, float, list[float]]":
-        """The encoding of each shard, what all have left out, the norm of all, those of shards."""
+    ) -> "tuple[list[memoryview], list[list[float]], Tensor | None, float, list[float]]":
+        """Returns the encoding of each shard and the norms of its leaves, what all have left out,
+        the norm of all and those of shards."""
         context, values = self._context, begin.values
         codec, plan, limbs = context.codec, context.plan, context.limbs(begin.fragment)
         # Shards lie on whole blocks, so the encoding of all is theirs, one after another.
@@ -651,9 +655,13 @@ class Contributor:
         raws = [whole[start:stop] for start, stop in itertools.pairwise([0, *ends])]
         error = wire.encoding_error(codec, whole, values, exact=limbs) if plan.keeps else None
         if not (places := context.norms_of(len(shards))):
-            return raws, error, 0.0, []
-        sent, norms = [], [0.0] * (places[-1] + 1)
-        for place, raw, each in zip(places, raws, shards, strict=True):
-            sent.append(wire.check_values(codec, raw, each.stop - each.start, exact=each.exact))
-            norms[place] = math.hypot(norms[place], sent[-1])
-        return raws, error, norm_of_parts(sent), norms
+            return raws, [[] for _ in raws], error, 0.0, []
+        of_leaves = [
+            wire.norms_of(codec, raw, each.elements, each.size)
+            for raw, each in zip(raws, map(context.leaves, shards), strict=True)
+        ]
+        parts: list[list[float]] = [[] for _ in {*places}]
+        for place, each in zip(places, of_leaves, strict=True):
+            parts[place] += each
+        norms = [*map(norm_of_parts, parts)]
+        return raws, of_leaves, error, norm_of_parts(norms), norms

@@ -261,7 +261,7 @@ class Reducer:
         def check() -> float:
             raw, of = incoming.raw, (contribution.weight, tuple(header.norms))
             if contribution.root:
-                commitment = self.checks.commitment(shard, raw, *of)
+                commitment = wire.Commitment(codec, context.leaves(shard), raw, *of)
                 if contribution.root != commitment.root:
                     raise wire.WireError("the contribution is not the one that its root stands for")
                 if not shard.exact:
