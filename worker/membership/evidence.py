@@ -189,7 +189,7 @@ class IdlePeers:
         return tuple(sorted(p for p, mark in self._marks.items() if mark.stands))[:MAX_UNREACHABLE]
 
 
-_VERSIONS = 16  # of a late partner, which skips those that it comes too late for
+_VERSIONS = 64  # of a late partner, which skips those that it comes too late for
 _MOST_SAID = 8  # late partners of each member
 
 

@@ -247,18 +247,19 @@ def test_three_of_eight_rounds_of_a_fragment(rounds, fragments, marked):
 @pytest.mark.parametrize(
     ("said", "late"),
     [
-        ("me d 21, a d 24, b d 27", ["d"]),
-        ("me d 21, me d 24, me d 27", ["d"]),
-        ("me d 21, a d 21, b d 21", []),  # one pause that keeps several waiting
-        ("a d 21, b d 24, c d 27", []),  # not for this peer
-        ("me d 21, a d 24, a d 27", []),  # each other's word counts once
-        ("me d 21, a d 24, b d 7", []),  # long ago
-        ("me a 21, b a 24, c a 27, a d 20, b d 24, c d 27", []),  # it was kept waiting itself
-        ("me d 21, a d 24, b d 27, d c 20, c d 22", ["d"]),  # no excuse: c was late less often
+        ("me d 71, a d 74, b d 77", ["d"]),
+        ("me d 71, me d 74, me d 77", ["d"]),
+        ("me d 21, a d 48, b d 75", ["d"]),  # it skips what it comes too late for
+        ("me d 71, a d 71, b d 71", []),  # one pause that keeps several waiting
+        ("a d 71, b d 74, c d 77", []),  # not for this peer
+        ("me d 71, a d 74, a d 77", []),  # each other's word counts once
+        ("me d 71, a d 74, b d 7", []),  # long ago
+        ("me a 71, b a 74, c a 77, a d 70, b d 74, c d 77", []),  # it was kept waiting itself
+        ("me d 71, a d 74, b d 77, d c 70, c d 72", ["d"]),  # no excuse: c was late less often
     ],
 )
 def test_who_is_late_by_itself_for_partners(said, late):
-    waits, digests = Waits("me"), (Digest(28, 2, 0),)
+    waits, digests = Waits("me"), (Digest(78, 2, 0),)
     waits.on_members({each: member(each, digests=digests) for each in ("me", *"abcd")})
     for who, peer, at in map(str.split, said.split(", ")):
         assert waits.says(who, peer, int(at))

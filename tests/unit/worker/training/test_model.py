@@ -36,8 +36,7 @@ def replica_of(model: nn.Module, preset: str) -> tuple[FragmentReplica, Fragment
 
 @pytest.mark.parametrize("preset", ["diloco", "noloco"])
 def test_the_new_anchor_has_the_mean_of_the_statistics_and_no_momentum_of_them(preset):
-    model = normalised()
-    each, fragment = replica_of(model, preset)
+    each, fragment = replica_of(normalised(), preset)
     assert (fragment.averaged, fragment.exact) == (((15, 25),), 4)
     before = each.state.anchor
     g = torch.arange(25.0)
