@@ -111,8 +111,7 @@ class Trained:
 
 
 def outer_hashes(swarm: murmuration.Swarm) -> list[str]:
-    fragments = swarm.state_dict().get("fragments", ())
-    return [tensor_hash(each.values()) for each in fragments]
+    return [tensor_hash(each.values()) for each in swarm.state_dict().get("fragments", ())]
 
 
 def main() -> None:
@@ -144,7 +143,7 @@ def main() -> None:
         rank, ranks = dist.get_rank(), dist.get_world_size()
         model = wrapped(model, kind)
     part, parts = (rank // 2, ranks // 2) if kind == "tp" else (rank, ranks)
-    dist.broadcast_object_list = words = Mock(wraps=dist.broadcast_object_list)
+    dist.send_object_list = words = Mock(wraps=dist.send_object_list)
     met = list[int]()
     first, *rest = model.parameters()
     optimizers = [torch.optim.SGD(each, lr=0.1, momentum=0.9) for each in ([first], rest)]

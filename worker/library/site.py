@@ -13,7 +13,7 @@ the first holds more of a parameter than its own shard.
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Self, TypeVar
@@ -77,15 +77,13 @@ class Site:
     ) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._groups: list[dist.ProcessGroup] = [dist.new_group(backend="gloo")]
-        # Its threads must end before the interpreter does: they would abort the process.
-        weakref.finalize(self, self._groups.clear)
+        weakref.finalize(self, _end, self._groups)
         self._fragments, self._parameters, self._tell = fragments, parameters, tell
         self._forget = forget
         held: list[dict[str, _Shard]] = [{} for _ in range(self.size)]
         mine = {name: _shard(parameter) for name, parameter in parameters.items()}
         dist.all_gather_object(held, mine, group=self._group)
-        specs = [spec for fragment in fragments for spec in fragment.specs]
-        self._shards = {spec.name: _holders(spec, held) for spec in specs}
+        self._shards = {s.name: _holders(s, held) for each in fragments for s in each.specs}
 
     @property
     def _group(self) -> dist.ProcessGroup:
@@ -119,9 +117,8 @@ class Site:
                         own.copy_(values)
                 case "forget", _:
                     self._forget()
-                case "go on", progress:
-                    found: SwarmProgress = progress
-                    return found
+                case "go on", SwarmProgress() as progress:
+                    return progress
 
     def read(self, fragment: Fragment) -> Tensor:
         """Rank 0: reads the fragment's local values, fresh: 1-D fp32 on the CPU."""
@@ -181,15 +178,15 @@ class Site:
     def _say(self, kind: str, value: Any = None) -> None:
         """Rank 0. Args: kind: `read` or `write` a fragment, by its index; `forget`; `go on` with
         this progress; `share`; or the error that it `failed` with."""
-        dist.broadcast_object_list([(kind, value)], src=0, group=self._group)
+        for rank in range(1, self.size):  # a broadcast frees its tensors in a thread of the group
+            dist.send_object_list([(kind, value)], rank, self._group)
 
     def _heard(self) -> tuple[str, Any]:
-        words: list[Any] = [None]
-        dist.broadcast_object_list(words, src=0, group=self._group)
-        kind, value = words[0]
-        if kind == "failed":
-            raise value
-        return kind, value
+        words: list[tuple[str, Any]] = [("", None)]
+        dist.recv_object_list(words, 0, self._group)
+        if words[0][0] == "failed":
+            raise words[0][1]
+        return words[0]
 
 
 class SiteRank(StepListener):
@@ -304,6 +301,13 @@ def agreed(decide: Callable[[], Any] | None) -> Any:
 
 def is_site() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _end(groups: list[dist.ProcessGroup]) -> None:
+    """Joins a group's threads: one that frees a tensor while the interpreter ends aborts it."""
+    with suppress(ValueError):  # the loop has destroyed all groups
+        dist.destroy_process_group(groups[0])
+    groups.clear()
 
 
 def _wait_for(*works: dist.Work | None) -> None:

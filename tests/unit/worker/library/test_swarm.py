@@ -221,6 +221,9 @@ def test_what_no_site_can_do_is_told(monkeypatch):
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     with pytest.raises(UsageError, match=r"\"another's\" is not of shards .* no pipeline"):
         Site([fragment], {"mine": torch.zeros(2)})
+    threads = {*Path("/proc/self/task").iterdir()}
+    Site([], {})
+    assert {*Path("/proc/self/task").iterdir()} == threads  # one left would abort the process
     distributed.destroy_process_group()
     monkeypatch.setattr(arguments, "is_site", lambda: True)
     with pytest.raises(UsageError, match="use diloco or streaming between sites"):
