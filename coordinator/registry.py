@@ -6,11 +6,16 @@ from dataclasses import dataclass
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.addresses import check_name
-from murmuration.protos.documents import PROFILE_BYTES, BadDocument, manifest_difference, run_name
+from murmuration.protos.documents import (
+    MAX_START_MS,
+    PROFILE_BYTES,
+    BadDocument,
+    manifest_difference,
+    run_name,
+)
 
 LOST_AFTER_S = 15.0
 MAX_MEMBERS = 1024
-MAX_START_MS = 2**53  # as workers have it
 _PHASES = {value: name.removeprefix("PHASE_").lower() for name, value in pb.Phase.items()}
 _HEALTH = {value: name.removeprefix("HEALTH_").lower() for name, value in pb.Health.items()}
 
@@ -76,6 +81,13 @@ class Registry:
         return len(members) >= expected and all(
             known.done or known.silent_s(now) > patience_s for known in members
         )
+
+    def ended(self, now: float) -> str:
+        """Says so where the run is over and nobody trains any more; else empty."""
+        all_ = sorted(self.members.items())
+        done = [name for name, known in all_ if known.member.phase == pb.PHASE_DONE]
+        trains = any(not k.done and k.silent_s(now) <= LOST_AFTER_S for _, k in all_)
+        return f"the run is over: {done[0]} is done" if done and not trains else ""
 
     def status(self, now: float) -> dict[str, object]:
         """The document that `murmur status` shows."""

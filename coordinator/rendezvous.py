@@ -99,6 +99,7 @@ class CoordinatorService(rpc.CoordinatorServicer, rpc.ControlServicer):
         return pb.JoinReply(
             manifest=self.registry.manifest,
             coordinator=True,
+            refusal=self.registry.ended(time.monotonic()),
             seen_from=addresses.caller_host(context.peer()),
             time_ms=time.time_ns() // 1_000_000,
         )

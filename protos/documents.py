@@ -14,6 +14,7 @@ from murmuration.protos.figures import shown
 MANIFEST_BYTES = 1024 * 1024
 STATUS_BYTES = 8 * 1024 * 1024
 PROFILE_BYTES = 16 * 1024
+MAX_START_MS = 2**53  # ms from 1970: a restart is later by whichever clock
 
 MAX_DEPTH = 16
 # What a document may unfold to, by its size on the wire: an empty map is one byte of msgpack, next

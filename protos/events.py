@@ -79,7 +79,6 @@ Log = Callable[[dict[str, object]], None]  # takes events
 Curve = list[tuple[int, float]]  # (inner step, training loss in nats)
 
 _MAX_TEXT, _MOST = 20_000, 1e100
-_MOST_WARNINGS = 32
 
 
 def new_event(kind: EventKind, **fields: object) -> dict[str, object]:
@@ -87,15 +86,15 @@ def new_event(kind: EventKind, **fields: object) -> dict[str, object]:
 
 
 class Warnings:
-    """Warning events, each told once, and not without end. Args: log: takes the events."""
+    """Warning events, each told once. Args: log: takes the events; most: how many in all."""
 
-    def __init__(self, log: Log) -> None:
-        self._log = log
+    def __init__(self, log: Log, most: int = 32) -> None:
+        self._log, self._most = log, most
         self._told: set[str] = set()
 
     def add(self, text: str, detail: str = "") -> None:
         """Tells of it, if it is new. Args: detail: said with it; may differ the next time."""
-        if text not in self._told and len(self._told) < _MOST_WARNINGS:
+        if text not in self._told and len(self._told) < self._most:
             self._told.add(text)
             self._log(new_event("warning", text=f"{text}: {detail}" if detail else text))
 

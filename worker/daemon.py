@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from murmuration.protos.files import RESULTS
 from murmuration.worker.config import Config, task_of
 from murmuration.worker.errors import CheckpointError, MurmurError, UsageError
 from murmuration.worker.exchange.allreduce.mean import Residuals
-from murmuration.worker.folder import EventLog, alone_in, leave_json
+from murmuration.worker.folder import alone_in, leave_json
 from murmuration.worker.identity.authority import Credentials
 from murmuration.worker.identity.certificates import Identity
 from murmuration.worker.leases.ledger import LeaseMessage
@@ -41,8 +41,6 @@ from murmuration.worker.training.optimizers import KSEED
 from murmuration.worker.training.outer_state import plain_state, refusal, restore_trainer, snapshot
 from murmuration.worker.training.result import build_result
 from murmuration.worker.training.saving import RemoteCopies, Saver
-
-T = TypeVar("T")
 
 CHECKPOINTS = "checkpoints"
 
@@ -103,7 +101,6 @@ class Worker:
         self._model = self._part.module.to(device)
         self._fragments = self._part.fragments(config)
         self._manifest = Manifest.of(config, self._part.whole or self._part.schema)
-        self._log = EventLog(options.out, options.announce, self._enrich)
         self._mailbox = Mailbox()
         shape = getattr(self._task, "activation_shape", None)
         self._session = Session(
@@ -113,8 +110,10 @@ class Worker:
             fragments=self._fragments,
             credentials=Credentials.of(options.identity, options.out),
             mailbox=self._mailbox,
-            log=self._log,
+            out=options.out,
+            announce=options.announce,
         )
+        self._log = self._session.log
         self._saver = Saver(
             self._folder,
             config.checkpoint,
@@ -300,18 +299,14 @@ class Worker:
         self, trainer: Trainer, *, copied: bool = True
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
         left = self._options.node.residuals
-        outer = plain_state(trainer, self._manifest, partial(self._ask, trainer), left)
+        outer = plain_state(trainer, self._manifest, self._session.ask, left)
         tensors, values = snapshot(trainer, outer, self._part.stage, copied=copied)
         if self._shares is not None:
             if trainer.error is None:
                 self._shares.tell()
                 self._session.settle()
-            values["samples"] = self._ask(trainer, self._options.node.ledger.plain)
+            values["samples"] = self._session.ask(self._options.node.ledger.plain)
         return tensors, values
-
-    def _ask(self, trainer: Trainer, question: Callable[[], T]) -> T:
-        """The answer of the I/O thread, or of what it has left."""
-        return self._session.io.ask(question) if trainer.error is None else question()
 
     def _finish(self, trainer: Trainer, stage: StageLifecycle | None) -> int:
         session = self._session
@@ -344,7 +339,7 @@ class Worker:
         result["exit_code"] = code
         leave_json(self._options.out / "result.json", result, self._log)
         event = new_event("result", **result)
-        self._enrich(event)
+        session.complete(event)
         self._mailbox.post(TrainingEvent(dict(event)))
         patience_s = 0.0 if trainer.stopped is not None else AWAIT_OTHERS_S
         wanted = lambda: not self._leaves or not patience_s  # noqa: E731
@@ -352,14 +347,3 @@ class Worker:
         leave_json(self._options.out / RESULTS, results, self._log)
         self._done = True
         return code
-
-    def _enrich(self, event: dict[str, object]) -> None:
-        event.setdefault("peer", self._options.node.peer)
-        if event["event"] in ("progress", "result"):
-            event |= self._session.carried
-            if self._part.stage is not None:
-                event["stage"] = self._part.stage
-        if event["event"] == "result":
-            traffic = self._session.transport.traffic
-            event["probe_bytes_sent"] = traffic.probe_sent_bytes
-            event["probe_bytes_received"] = traffic.probe_received_bytes

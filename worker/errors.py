@@ -22,6 +22,9 @@
 whatever it holds: that is `murmuration.worker.wire.WireError`, which no user meets.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.protos.exit_codes import MurmurError as MurmurError
 from murmuration.protos.exit_codes import UsageError as UsageError
@@ -44,9 +47,13 @@ class TextError(TaskError):
 
 
 class ManifestRefused(MurmurError):
-    """The swarm runs something else."""
+    """The swarm runs something else. Args: own: what this side has instead, by section."""
 
     exit_code = ExitCode.MANIFEST_REFUSED
+
+    def __init__(self, message: str = "", own: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.own = own or {}
 
 
 class PeersUnreachable(MurmurError):

@@ -165,6 +165,7 @@ class Remembered:
     contacts: tuple[str, ...] = ()  # what the user had named then
     # `HOST:PORT` of each that could be dialled, those first that were alive.
     members: tuple[str, ...] = ()
+    over: bool = False  # whether that run has ended
 
     def keep(self, folder: Path) -> None:
         """Raises OSError."""
@@ -173,6 +174,7 @@ class Remembered:
             "run": f"{self.run:016x}",
             "contacts": self.contacts[:_MOST],
             "members": dialled[:_MOST],
+            "over": self.over,
         }
         write_atomically(folder / _MEMBERS, json.dumps(document, indent=1).encode())
 
@@ -188,8 +190,9 @@ def remembered(
         return NOTHING
     try:
         document = read_json(path, _MOST_BYTES)
-        lists = (tuple(_addresses(document[key])) for key in ("contacts", "members"))
-        found = Remembered(int(str(document["run"]), 16), *lists)
+        contacts_, members = (tuple(_addresses(document[k])) for k in ("contacts", "members"))
+        run, over = int(str(document["run"]), 16), document.get("over") is True
+        found = Remembered(run, contacts_, members, over)
     except (OSError, ValueError, LookupError, TypeError):
         tell(f"{path} is damaged or cannot be read: its members of the run are not tried")
         return NOTHING

@@ -1,6 +1,7 @@
 """Peers that come late, or were away: they adopt the swarm's state, and end equal. And those
 whose first peer leaves or dies before they have begun: nobody waits for ever."""
 
+import json
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -12,6 +13,7 @@ from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.catchup.held_states import HeldStates
 from murmuration.worker.errors import PeersUnreachable
+from murmuration.worker.identity.authority import Credentials
 from tests.protocol import problem as problem_module
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Peer, Swarm
@@ -127,11 +129,14 @@ async def test_a_joiner_that_sleeps_before_its_first_round_has_nothing_to_lose(o
         assert swarm["a"].of_kind("adopted") == []
 
 
-async def test_a_peer_that_joins_a_finished_swarm_takes_its_state():
+async def test_a_peer_that_joins_a_finished_swarm_takes_its_state(tmp_path):
+    """And remembers that the run is over."""
     async with Swarm(Problem(steps=6), "ab") as swarm:
         await swarm.until(lambda: swarm["a"].trainer.step >= 6, 10)
         await swarm.join("c", via="a")
+        swarm["c"].node._credentials = Credentials(folder=tmp_path)
         await swarm.ends_equal(versions=(2,))
+    assert json.loads((tmp_path / "members.json").read_text())["over"]
 
 
 def test_too_few_peers_is_an_error_that_says_so():

@@ -96,7 +96,7 @@ class Bootstrap:
                     )
                     if donor is not None and fetched and begins:
                         text = f"the first values of {donor.peer} count, and not those here: load "
-                        text += "the same on every peer, or let this one begin alone (min_peers=1)"
+                        text += "the same on every peer, or begin alone here (--min-peers 1)"
                         node.log(new_event("warning", text=text))
                 apart_s = node.clock() - self._donors.apart_since
                 if under_way and not fetched and apart_s >= DESERTED_S and self._holds_state:
@@ -197,7 +197,7 @@ class Bootstrap:
         said = "; ".join([*gone, *filter(None, self._problems.values())]) or "nobody answers"
         return (
             f"there is no run to join any more: {said}; this peer has not got its state; start one "
-            "of them again, or begin a run with `murmur up`"
+            "of them again, or begin another by `murmur up`"
         )
 
     async def _digests_at_start(self) -> tuple[Digest, ...]:

@@ -55,7 +55,7 @@ def in_arguments(text: str) -> str:
     >>> in_arguments("1 of 2 peers; lower --min-peers, or say --listen 0.0.0.0:7700")
     "1 of 2 peers; lower min_peers=, or say listen='0.0.0.0:7700'"
     """
-    parts = _COMMAND.split(text)
+    parts = _COMMAND.split(text.replace("by `murmur up`", "without join="))
     return "".join(p if p.startswith("`") else _OPTION.sub(_as_argument, p) for p in parts)
 
 
@@ -338,7 +338,8 @@ def agree_on_terms(
         if different := different or own.other_order(first.manifest):
             raise ManifestRefused(
                 f"{first.address} trains another model: {different}; build the same one, with the "
-                "same parts frozen, or join another run"
+                "same parts frozen, or join another run",
+                own.document,
             )
     for key, does in _OF_RUNS.items():
         if getattr(config.run, key):
@@ -361,13 +362,15 @@ def _joined(given: Mapping[str, str], first: FirstAnswer) -> Config:
     if name != OWN_LOOP:
         raise ManifestRefused(
             f"{where} trains the task {name!r}, not a loop of its own: join it with "
-            f"`murmur join {where}`"
+            f"`murmur join {where}`",
+            {"task": {"name": OWN_LOOP}},
         )
     frozen = [each for each in given if each.startswith("task.frozen=")]
     options = manifest.sections["task"]
     if frozen != [f"task.frozen={json.dumps(options[key])}" for key in options if key == "frozen"]:
         raise ManifestRefused(
             f"{where} has other frozen parameters than this model: load the same checkpoint, and "
-            "freeze the same part of it"
+            "freeze the same part of it",
+            {"task": {**options, "frozen": "other parameters"}},
         )
     return join_config(manifest.sections, None, list(given), where)

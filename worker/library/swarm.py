@@ -244,7 +244,6 @@ class Swarm(StepListener):
             raise UsageError("this Swarm was entered before: make another one for another block")
         self._open.close()
         self._process = os.getpid()
-        self._log = events = EventLog(self._out, self._lines, self._complete)
         self._session = Session(
             self._config,
             self._node,
@@ -252,10 +251,11 @@ class Swarm(StepListener):
             fragments=self._fragments,
             credentials=Credentials.of(self._identity, self._out),
             mailbox=self._mailbox,
-            log=events,
+            out=self._out,
+            announce=self._lines,
         )
         with ExitStack() as opening:
-            opening.callback(events.close)
+            opening.callback(self._session.log.close)
             self._tell_beginning(opening)
             self._steps = opening.enter_context(self._replica.followed(self))
             opening.callback(self._session.close)
@@ -389,7 +389,7 @@ class Swarm(StepListener):
         _going_on.update({} if everybody else {e.peer: e.address for e in session.others})
         others = [] if everybody else [each.peer for each in session.others]
         event = new_event("left", step=loop.step, unsent_steps=loop.unsent_steps, others=others)
-        self._log(event | {"apart": bool(others) and self._config.plan.consensus})
+        session.log(event | {"apart": bool(others) and self._config.plan.consensus})
 
     def _is_forked(self) -> bool:
         return os.getpid() != self._process
@@ -689,7 +689,7 @@ class Swarm(StepListener):
         if self._inside:
             self._loop.reporter.event("warning", text=text)
             return
-        events = EventLog(self._out, self._lines, self._complete)
+        events = EventLog(self._out, self._lines, lambda event: event.update(peer=self.name))
         events(new_event("warning", text=text))
         events.close()
 
@@ -712,9 +712,7 @@ class Swarm(StepListener):
             each.start_from_anchor()
 
     def _ask(self, question: Callable[[], T]) -> T:
-        """The answer of the I/O thread, where it runs."""
-        session = self._session if self._inside else None
-        return question() if session is None else session.io.ask(question)
+        return question() if self._session is None else self._session.ask(question)
 
     def _lease(self, stream: int) -> LeaseMessage | None:
         """The next message of a stream of samples; None when the run is over for this peer."""
@@ -736,8 +734,3 @@ class Swarm(StepListener):
     def _speaking(self) -> AbstractContextManager[None]:
         """Around all that reads or writes parameters: on a site the other ranks take part."""
         return self._site.speaking() if self._site is not None else nullcontext()
-
-    def _complete(self, event: dict[str, object]) -> None:
-        event.setdefault("peer", self.name)
-        if event["event"] == "progress" and self._session is not None:
-            event |= self._session.carried

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
+from murmuration.protos.documents import MAX_START_MS
+
 MAX_UNREACHABLE = 16  # peers that one member names
 MAX_FRAGMENTS = 1024
 MAX_HEARTBEAT = 2**53
 MAX_INCARNATION = 2**31
-MAX_START_MS = 2**53  # ms from 1970: a restart is later by whichever clock
 _FINAL_ROUNDS = 2  # the mean that ends a run in pairs, or the exact one
 _WINDOW_S, _SAMPLE_S = 60.0, 1.0
 _FASTER = 16

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from murmuration.protos import addresses
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.documents import first_difference
-from murmuration.protos.events import new_event
+from murmuration.protos.events import Log, Warnings, new_event
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
 from murmuration.worker.errors import ManifestRefused, MurmurError, NotDialled
@@ -35,6 +35,7 @@ _DIALLED_WITHIN_S = 3.0  # with what it takes to begin, a joiner is told within 
 _PERIOD_S, _EAGER_S = 1.0, 0.25  # between two words to the coordinator
 _CALL_S = 2.0
 _MEET_AGAIN_S = 5.0
+_REFUSALS = 8  # that are told: who is refused may be a stranger
 
 
 class FirstContact:
@@ -50,6 +51,7 @@ class FirstContact:
         manifest: Manifest,
         transport: Transport,
         clock: Callable[[], float],
+        log: Log,
         ways: Sequence[Callable[[str], Awaitable[bool]]] = (),
     ) -> None:
         self.gossip, self._manifest, self._packed = gossip, manifest, manifest.pack()
@@ -57,7 +59,7 @@ class FirstContact:
         self._dialling: defaultdict[str, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(_DIALS)
         )  # by the caller's certificate: what one asks for delays nobody else
-        self._seconds_asked = 0
+        self._seconds_asked, self._refusals = 0, Warnings(log, _REFUSALS)
         self._undialled_since: float | None = None
 
     @property
@@ -67,9 +69,14 @@ class FirstContact:
         return alone and self._undialled_since is not None
 
     async def serve(self, request: bytes, caller: Caller) -> bytes:
-        reply = await self._reply(wire.parse(pb.JoinRequest, request), caller)
+        join = wire.parse(pb.JoinRequest, request)
+        reply = await self._reply(join, caller)
         if reply.refusal:
             reply.manifest = self._packed
+            if not (join.dial_only or reply.undialled):
+                who = shown(caller.name or join.member.peer or "a peer", 60)
+                where = addresses.caller_host(caller.address) or "an unknown address"
+                self._refusals.add(f"{who} at {where} was not let in", shown(reply.refusal, 200))
         return reply.SerializeToString()
 
     async def _reply(self, join: pb.JoinRequest, caller: Caller) -> pb.JoinReply:
@@ -80,7 +87,9 @@ class FirstContact:
         if join.manifest != self._packed:
             theirs, difference = Manifest.unpack(join.manifest), None
             if theirs.run != self.gossip.run:
-                difference = first_difference(theirs.agreed, self._manifest.agreed) or "the run"
+                pair = theirs.agreed, self._manifest.agreed
+                sides = "in the joiner's", "in this run's"
+                difference = first_difference(*pair, *sides) or "the run"
             if difference := difference or theirs.other_order(self._manifest):
                 return pb.JoinReply(refusal=f"the manifests differ in {difference}")
         member, refusal = self._newcomer(join)

@@ -43,7 +43,7 @@ _PAUSE_S, _EAGER_S, _LATER_S = 0.25, 10.0, 2.0
 _TELL_S, _TELL_AGAIN_S = 2.0, 30.0
 _SKEW_S = 60.0
 _CLOSE_S = 5.0
-_WITHOUT_END = "until one does (if all of them join, start one by `murmur up`, or without join=)"
+_BEGIN = "begin another by `murmur up`"  # the library says: without join=
 _TURNED_AWAY = 3  # times in a row: it is there, and is no peer of this run
 
 
@@ -56,6 +56,7 @@ class FirstAnswer:
     coordinated: bool
     seen_from: str  # the host that it has seen this process at
     ahead_s: float | None  # by how much the clock here is ahead
+    over: str = ""  # why nobody can join any more
 
     def peers(self, contacts: Sequence[str]) -> tuple[str, ...]:
         return tuple(each for each in contacts if not (self.coordinated and each == self.address))
@@ -64,8 +65,8 @@ class FirstAnswer:
 class Newcomer(AbstractContextManager["Newcomer"]):
     """A client for what is asked, used as a context manager. any thread. Args: contacts: HOST:PORT
     of peers or a coordinator; proxy: of HTTP CONNECT, to reach them by; wait_s: how long to try;
-    None: two minutes, or without end for a peer that was a member; remembered: the members that it
-    knew then; tell: takes a line for the user."""
+    None: two minutes, or without end for a peer that was a member and has not seen the run's end;
+    remembered: the members that it knew then; tell: takes a line for the user."""
 
     def __init__(
         self,
@@ -78,14 +79,24 @@ class Newcomer(AbstractContextManager["Newcomer"]):
     ) -> None:
         self.contacts, self._proxy, self._tell = tuple(contacts), proxy, tell
         self._known, self.remembered = remembered, remembered.members
-        default_s = math.inf if self.remembered else FIRST_S
+        default_s = math.inf if self.remembered and not remembered.over else FIRST_S
         self._wait_s = default_s if wait_s is None else wait_s
         self._thread: LoopThread | None = None
         self._transport: GrpcTransport | None = None
         self._problems: dict[str, str] = {}  # by address: why it has not answered
         self._turned_away: dict[str, int] = {}  # how often in a row
+        self._first: FirstAnswer | None = None  # whose run it is
+        self._name = ""
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        """Tells the peer whose run is another than this process wants: it is refused there too."""
+        if isinstance(error, errors.ManifestRefused) and self._first is not None:
+            address = self._first.address
+            manifest = Manifest({**self._first.manifest.document, **error.own})
+            asked = pb.JoinRequest(member=pb.Member(peer=self._name), manifest=manifest.pack())
+            raw = asked.SerializeToString()
+            with suppress(TransportError):
+                self._do(lambda: self._client.call(address, Method.JOIN, raw, _GLANCE_S), None)
         if self._thread is not None:
             if self._transport is not None:
                 with suppress(TimeoutError):
@@ -131,12 +142,16 @@ class Newcomer(AbstractContextManager["Newcomer"]):
 
     def ask_run(self, identity: Identity | None) -> FirstAnswer:
         """Asks what the run is; of all that answer, the first that is named. Raises
-        PeersUnreachable; IdentityError: there is no certificate, or it is of another run."""
+        PeersUnreachable, at once where a coordinator says that the run is over; IdentityError:
+        there is no certificate, or it is of another run."""
         looks = identity is None and self._proxy is None
 
         async def first() -> FirstAnswer | None:
             for answer in await self._glances(looks, _TRY_S):
                 if answer.address in self.contacts or answer.manifest.run == self._known.run:
+                    if answer.over:
+                        raise errors.PeersUnreachable(f"{answer.address}: {answer.over}; {_BEGIN}")
+                    self._first = answer
                     return answer
                 self._problems[answer.address] = f"{answer.address}: another run by now"
             return None
@@ -154,12 +169,14 @@ class Newcomer(AbstractContextManager["Newcomer"]):
         answers = [each for each in named if each.address in self.contacts]
         mine = Manifest.of(config, ()).agreed
         for answer in answers:
+            self._first = answer
             check_version(answer)
             theirs = {**answer.manifest.agreed, "tensors": mine["tensors"]}  # known with the model
             if difference := first_difference(mine, theirs):
                 raise errors.ManifestRefused(
                     f"{answer.address} runs something else: {difference}; leave it out, or join "
-                    "another run"
+                    "another run",
+                    {**mine, "tensors": answer.manifest.agreed.get("tensors")},
                 )
         return next((a.seen_from for a in answers if a.address == self.contacts[0]), "")
 
@@ -183,6 +200,7 @@ class Newcomer(AbstractContextManager["Newcomer"]):
     def _do(self, work: Callable[[], Awaitable[T]], proves: Identity | None) -> T:
 
         async def asked() -> T:
+            self._name = proves.name if proves is not None else self._name
             if self._transport is None:
                 self._transport = GrpcTransport("127.0.0.1:0", self._proxy, proves)
             elif proves is not None:
@@ -203,15 +221,17 @@ class Newcomer(AbstractContextManager["Newcomer"]):
             if (found := await sweep()) is not None:
                 return found
             now = time.monotonic()
-            left_s, why = began + self._wait_s - now, "; ".join(self._problems.values())
+            over = "this peer's run is over: " if self._known.over else "if the run is over, "
+            why = "; ".join((*self._problems.values(), CHECK_ADDRESS, f"{over}{_BEGIN}"))
+            left_s = began + self._wait_s - now
             if left_s <= 0:
                 raise errors.PeersUnreachable(
-                    f"nobody answers: {why} ({tries} tries in {now - began:.1f} s); {CHECK_ADDRESS}"
+                    f"nobody answers: {why} ({tries} tries in {now - began:.1f} s)"
                 )
             if now >= tell_at:
                 tell_at = now + _TELL_AGAIN_S
-                until = _WITHOUT_END if left_s == math.inf else f"for {duration(left_s)} more"
-                self._tell(f"nobody answers yet: {why}; {CHECK_ADDRESS}; trying {until}")
+                until = "until one does" if left_s == math.inf else f"for {duration(left_s)} more"
+                self._tell(f"nobody answers yet: {why}; trying {until}")
             pause_s = _PAUSE_S if now < began + _EAGER_S else _LATER_S
             await asyncio.sleep(min(pause_s, left_s))
 
@@ -248,7 +268,8 @@ class Newcomer(AbstractContextManager["Newcomer"]):
             return None
         ahead_s = time.time() - reply.time_ms / 1000 if reply.time_ms else None
         seen_from = caller_host(f"ipv4:{join_address(reply.seen_from, 0)}")  # if it is a host
-        return FirstAnswer(address, manifest, reply.coordinator, seen_from, ahead_s)
+        over = shown(reply.refusal, 200)
+        return FirstAnswer(address, manifest, reply.coordinator, seen_from, ahead_s, over)
 
 
 def check_version(answer: FirstAnswer) -> None:
@@ -256,7 +277,8 @@ def check_version(answer: FirstAnswer) -> None:
     if (theirs := answer.manifest.document["protocol"]) != PROTOCOL:
         raise errors.ManifestRefused(
             f"{answer.address} speaks protocol {theirs}, and this version speaks {PROTOCOL}; "
-            "install the version that they run"
+            "install the version that they run",
+            {"protocol": PROTOCOL},
         )
 
 
@@ -300,7 +322,8 @@ def join_config(
             if ours != theirs:
                 raise errors.ManifestRefused(
                     f"{where} runs something else: {section}.{key}: {ours} here, {theirs} there; "
-                    "leave it out, or join another run"
+                    "leave it out, or join another run",
+                    {section: {**run.get(section, {}), key: ours}},
                 )
     machine = {name: part for name, part in document.items() if name not in RUN_WIDE}
     try:

@@ -32,7 +32,7 @@ from murmuration.worker.exchange.allreduce.mean import Residuals
 from murmuration.worker.exchange.allreduce.reducer import Reducer
 from murmuration.worker.exchange.pairwise.pair_rounds import Pairs
 from murmuration.worker.exchange.view import View
-from murmuration.worker.folder import Remembered
+from murmuration.worker.folder import NOTHING, Remembered
 from murmuration.worker.identity.authority import Credentials
 from murmuration.worker.identity.certificates import Identity
 from murmuration.worker.identity.gate import Expulsions, Gate, KeyHolders
@@ -187,6 +187,7 @@ class Node:
         self._round_trips_s: dict[str, float] = {}
         self._fastest_s = 0.0
         self._others_at = 0  # a step of the schedule
+        self._kept = NOTHING
         self._closing = asyncio.Event()
         self.close, self.deliver = self._closing.set, self._from_train.put_nowait
         # Returns when all that was delivered is dealt with, but for rounds that are to begin.
@@ -269,7 +270,7 @@ class Node:
         self._router_port = RouterPort(gossip, bound, self)
         self._components += [self.relay, relayed, self._router_port]
         ways = (self._router_port.begin, *([relayed.begin] if node.relayed else []))
-        contact = FirstContact(gossip, self._manifest, self.transport, self.clock, ways)
+        contact = FirstContact(gossip, self._manifest, self.transport, self.clock, self.log, ways)
         self._first_contact = contact
         self.server.calls_by[Method.JOIN] = contact.serve
         if node.coordinator:
@@ -355,6 +356,7 @@ class Node:
                     await self._coordinator.leave()
                 await self.leases.leave(_GIVE_BACK_S)
                 await self.gossip.leave()
+                await self._remember()
                 for task in tasks:
                     task.cancel()
         finally:
@@ -398,15 +400,19 @@ class Node:
             self._from_train.task_done()
 
     async def _keep_members(self) -> None:
-        kept, folder = tuple[str, ...](), self._credentials.folder
-        while folder is not None:
+        while True:
             await asyncio.sleep(_KEEP_MEMBERS_S)
-            others = sorted(self.gossip.others, key=lambda member: not member.live)
-            if (found := tuple(member.address for member in others)) and found != kept:
-                known = Remembered(self._manifest.run, tuple(self._configured), found)
-                with suppress(OSError):  # a full disk is told by what is written besides
-                    await self.offload(partial(known.keep, folder))
-                    kept = found
+            await self._remember()
+
+    async def _remember(self) -> None:
+        over = self.published is not None and self.published.phase is Phase.DONE
+        others = sorted(self.gossip.others, key=lambda member: not member.live)
+        found = tuple(member.address for member in others)
+        known = Remembered(self._manifest.run, tuple(self._configured), found, over)
+        if (folder := self._credentials.folder) is not None and found and known != self._kept:
+            with suppress(OSError):  # a full disk is told by what is written besides
+                await self.offload(partial(known.keep, folder))
+                self._kept = known
 
     async def _take_turns(self) -> None:
         while True:

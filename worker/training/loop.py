@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
@@ -22,6 +23,7 @@ from murmuration.protos.events import Log, new_event
 from murmuration.worker.background import workers
 from murmuration.worker.catchup.choices import all_agree, all_leave
 from murmuration.worker.config import Config
+from murmuration.worker.folder import EventLog
 from murmuration.worker.identity.authority import Credentials
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership import Member, Phase
@@ -106,6 +108,9 @@ class TrainingLoop(OuterLoop):
             each.commit(group=group)
         if started is not None:
             self.reporter.event("started", group=list(self.states[0].group), step=self.step)
+            if not self.trains and self.stopped is None:
+                text = f"the run is over at step {self.step}: there is nothing left to train"
+                self.reporter.event("warning", text=text)
         self.reporter.phase = Phase.TRAINING
         self.publish()
         if self._pairs and group:
@@ -234,8 +239,8 @@ class Trainer(TrainingLoop):
 
 
 class Session:
-    """A training loop's access to its node, for the daemon and `Swarm`. train thread only. Args:
-    log: may be called from any thread."""
+    """A training loop's access to its node, for the daemon and `Swarm`; it is to be closed, and so
+    is `log`. train thread only. Args: out, announce: as of `EventLog`."""
 
     def __init__(
         self,
@@ -246,20 +251,21 @@ class Session:
         fragments: Sequence[Fragment],
         credentials: Credentials,
         mailbox: Mailbox,
-        log: Log,
+        out: Path | None,
+        announce: Log,
     ) -> None:
         self._config, self._node, self._manifest = config, node, manifest
-        self._fragments, self._log = fragments, log
+        self._fragments, self.log = fragments, EventLog(out, announce, self.complete)
         self._credentials, self._mailbox = credentials, mailbox
         self.transport = GrpcTransport(node.listen, node.proxy, credentials.identity)
-        self.io = IOThread(self._make_node, mailbox, log)
+        self.io = IOThread(self._make_node, mailbox, self.log)
         self._servers: list[WebServer] = []
 
     def start(self, parameters: Iterable[Tensor], tokens: int | None = None) -> str:
         """Starts serving and joining, and tells of the run; returns the advertised address. Raises
         AddressInUse. Args: tokens: of an inner step."""
         if FORKS_CRASH:
-            self._log(new_event("warning", text=_FORKS_TEXT))
+            self.log(new_event("warning", text=_FORKS_TEXT))
         address, (metrics, place) = self.io.start(), (self._node.metrics, self._node.page)
         try:
             if metrics is not None:
@@ -268,13 +274,13 @@ class Session:
                 node = self.io.node
                 server = metrics_server(metrics, lambda: self.io.ask(node.status))
                 self._servers.append(server)
-                self._log(new_event("metrics", url=f"{server.url}metrics"))
+                self.log(new_event("metrics", url=f"{server.url}metrics"))
             if place is not None:
                 from murmuration.worker.views.page import PageServer
 
                 page = PageServer(place, self._look, encrypted=self.transport.encrypted)
                 self._servers.append(page)
-                self._log(page_event(page.url, page.token_path))
+                self.log(page_event(page.url, page.token_path))
         except OSError as error:
             raise AddressInUse(str(error)) from error
         plan, trained = self._config.plan, list(parameters)
@@ -287,8 +293,26 @@ class Session:
             tokens=tokens,
             device=str(trained[0].device),
         )
-        self._log(run)
+        self.log(run)
         return address
+
+    def complete(self, event: dict[str, object]) -> None:
+        """Adds what each event of its kind has."""
+        event.setdefault("peer", self._node.peer)
+        if event["event"] in ("progress", "result"):
+            event |= self.carried
+            if self._config.stages.count > 1:
+                event["stage"] = self._node.stage
+        if event["event"] == "result":
+            traffic = self.transport.traffic
+            event["probe_bytes_sent"] = traffic.probe_sent_bytes
+            event["probe_bytes_received"] = traffic.probe_received_bytes
+
+    def ask(self, question: Callable[[], T]) -> T:
+        """The answer of the I/O thread, or of what it has left."""
+        with suppress(RuntimeError):  # it has ended
+            return self.io.ask(question)
+        return question()
 
     @property
     def carried(self) -> dict[str, object]:
@@ -368,7 +392,5 @@ class Session:
             fragments=self._fragments,
             transport=self.transport,
             mailbox=self._mailbox,
-            environment=Environment(
-                offload=workers(), log=self._log, credentials=self._credentials
-            ),
+            environment=Environment(offload=workers(), log=self.log, credentials=self._credentials),
         )

@@ -102,3 +102,5 @@ def test_over_when_all_expected_are_done_or_long_silent(registry):
     for expected, now, over in ((2, 10.0, False), (3, 40.0, False), (2, 31.0, True)):
         assert registry.all_over(expected, now, 30.0) == over  # a third has never come
     assert [known.health(31.0) for known in registry.members.values()] == ["lost", "alive"]
+    assert not registry.ended(10.0), "w0 may train on"
+    assert registry.ended(16.0) == "the run is over: w1 is done"

@@ -193,6 +193,7 @@ def test_options_are_arguments_of_python():
         ("--metrics 127.0.0.1:1", "serve_metrics='127.0.0.1:1'"),
         ("`murmur token create OUT`, as --token", "`murmur token create OUT`, as token="),
         ("--set diloco.codec", "settings= diloco.codec"),
+        ("begin another by `murmur up`", "begin another without join="),
     ]:
         assert as_arguments in in_arguments(line)
 

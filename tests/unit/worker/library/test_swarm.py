@@ -155,7 +155,7 @@ def test_bad_arguments_are_one_line():
 
 
 @row("modules that are registered in another order (from a `set`)", "refused", "by all but one")
-def test_another_model_than_the_runs_is_said_from_this_side():
+def test_another_model_than_the_runs_is_said_on_both_sides(caplog):
     other, (turned, optimizer) = nn.Linear(5, 1), model_of()
     turned._parameters = dict(reversed(turned._parameters.items()))
     with Swarm(*model_of()) as swarm:
@@ -166,6 +166,10 @@ def test_another_model_than_the_runs_is_said_from_this_side():
             murmuration.ManifestRefused, r"trains another model: tensors: in another order"
         ):
             Swarm(turned, optimizer, join=swarm.address)
+    said = "the manifests differ in tensors.weight[1]: 5 in the joiner's, 4 in this run's"
+    assert [m for m in caplog.messages if "not let in" in m] == [
+        f"warning: a peer at 127.0.0.1 was not let in: {said}"
+    ], "once for each peer, and strangers are one"
 
 
 def test_a_second_swarm_around_one_model_is_one_line_and_leaves_the_first_alone():
@@ -209,11 +213,13 @@ def test_what_is_told_before_the_block_is_in_the_log(tmp_path, monkeypatch):
     monkeypatch.setattr(admission, "_TELL_S", 0.0)
     (address,) = free_addresses(1)
     (tmp_path / "members.json").write_text("{")
-    with pytest.raises(PeersUnreachable):
+    with pytest.raises(PeersUnreachable) as caught:
         Swarm(*model_of(), join=address, wait_s=2.0, out=tmp_path)
     told = events(tmp_path)
     assert "members.json is damaged or cannot be read" in told[0]["text"]
     assert told[1]["text"].startswith(f"nobody answers yet: {address}")
+    text = str(caught.value)
+    assert "if the run is over, begin another without join=" in text, "as the library says it"
 
 
 def test_what_no_site_can_do_is_told(monkeypatch):
@@ -397,10 +403,15 @@ def test_an_average_that_a_loop_keeps_stays_as_it_is():
 
 def test_steps_after_the_run_are_told_once(caplog):
     model, optimizer = model_of()
-    with Swarm(model, optimizer, inner_steps=2, steps=2):
+    with Swarm(model, optimizer, inner_steps=2, steps=2) as swarm:
         for _ in range(5):
             one_step(model, optimizer)
     assert sum("further steps are nobody's" in line for line in caplog.messages) == 1
+    again = Swarm(model, optimizer, inner_steps=2, steps=2)
+    again.load_state_dict(swarm.state_dict())
+    with again:
+        assert again.done
+    assert "warning: the run is over at step 2: there is nothing left to train" in caplog.messages
 
 
 def test_values_that_are_not_finite_at_the_end_are_put_back_alone_too():

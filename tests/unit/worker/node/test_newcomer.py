@@ -64,6 +64,33 @@ def test_who_comes_later_is_waited_for_and_the_user_told_whom_it_waits_for():
     assert line.endswith("; trying for 2 min 00 s more")
 
 
+@pytest.mark.parametrize("over", [False, True])
+def test_a_member_tries_without_end_unless_its_run_is_over(over):
+    (address,), told = free_addresses(1), list[str]()
+    known = Remembered(RUN.run, (address,), (address,), over)
+    with ExitStack() as later:
+
+        def tell(line: str) -> None:
+            told.append(line)
+            later.enter_context(peer(address))
+
+        with Newcomer([address], remembered=known, tell=tell) as asks:
+            asks.ask_run(None)
+    run = "this peer's run is over: " if over else "if the run is over, "
+    until = "for 2 min 00 s more" if over else "until one does"
+    assert told[0].endswith(f"; {run}begin another by `murmur up`; trying {until}")
+
+
+def test_a_coordinator_says_that_the_run_is_over():
+    said = pb.JoinReply(manifest=RUN.pack(), coordinator=True, refusal="over\33[2J")
+    with (
+        serving({"Control/Join": lambda _: said.SerializeToString()}) as address,
+        Newcomer([address]) as asks,
+        pytest.raises(PeersUnreachable, match=f"^{address}: over\\?\\[2J; begin another by"),
+    ):
+        asks.ask_run(None)
+
+
 @pytest.mark.parametrize("stranger", [False, True])
 def test_who_is_only_remembered_is_believed_to_be_of_that_run_alone(tmp_path, stranger):
     """Another run has its address by now, or a stranger, who ends nothing."""
