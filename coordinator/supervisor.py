@@ -5,7 +5,7 @@ import selectors
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import chain
@@ -65,11 +65,16 @@ class Supervisor:
                 screen.note(f"links: {self.settings['link']} each way", time.monotonic())
             commands = launch.commands(addresses, proxy.proxies if proxy else {})
             cores = Launch.fair_cores(launch.workers, launch.threads)
+            began_s, typed = time.monotonic(), launch.settings or launch.config or launch.text
+            self.records |= {name: Record(name, heard_s=began_s) for name in commands}
             for (name, command), own in zip(commands.items(), cores, strict=True):
-                self.records[name] = Record(name, heard_s=time.monotonic())
                 worker = WorkerProcess(name, command, launch.out / f"{name}.log", own)
                 self._running.append(worker)
                 stack.callback(worker.close)
+                if typed and len(self._running) == 1:  # what is wrong there, one finds for all
+                    code = self._follow_all(lambda: self.records["w0"].heard_s > began_s)
+                    if not self._running:
+                        return code
             if (web := served_at("--web", launch.web)) is not None:  # this process trains nothing
                 identity = None if launch.insecure else certificates.member_identity(launch.out)
                 place = PagePlace(web, launch.out / launch.names[0])
@@ -90,8 +95,8 @@ class Supervisor:
     def summary(self) -> SwarmSummary:
         return summary_of_records(list(self.records.values()), time.monotonic())
 
-    def _follow_all(self) -> int:
-        while self._running:
+    def _follow_all(self, until: Callable[[], bool] = lambda: False) -> int:
+        while self._running and not until():
             with selectors.DefaultSelector() as selector:  # until there is output, or a moment
                 for file in chain.from_iterable(process.files() for process in self._running):
                     selector.register(file, selectors.EVENT_READ)
@@ -160,9 +165,9 @@ def run_swarm(
     MurmurError: training never started; with the failed worker's line and exit code."""
     with Interrupts() as interrupts:  # to the end: more of them must not cost the report
         began_s = time.monotonic()
-        created = not launch.out.exists()
+        made = [each for each in (launch.out, *launch.out.parents) if not each.exists()]
         try:  # another swarm may have made it a moment ago
-            launch.out.mkdir(parents=True, exist_ok=not created)
+            launch.out.mkdir(parents=True, exist_ok=not made)
         except OSError as error:
             told = f"--out {launch.out}: cannot be made: {error.strerror}; choose another folder"
             raise MurmurError(told, ExitCode.USAGE) from error
@@ -171,14 +176,17 @@ def run_swarm(
         records = supervisor.records
         try:
             exit_code = supervisor.train()
+            if not any(record.started or record.result for record in records.values()):
+                raise MurmurError("stopped before training started", exit_code)
         except MurmurError as failure:
-            if created and failure.exit_code != ExitCode.FAILED:
-                _remove_if_bare(launch.out)
+            if made and failure.exit_code != ExitCode.FAILED:  # nothing in it is of worth
+                shutil.rmtree(launch.out, ignore_errors=True)
+                with suppress(OSError):  # another has put something beside it
+                    for folder in made[1:]:
+                        folder.rmdir()
             raise
         finally:
             screen.close(supervisor.summary())
-        if not any(record.started or record.result for record in records.values()):
-            raise MurmurError("stopped before training started", exit_code)
         vars(console.file)["waits"] = True  # nobody is held up any more: the report comes whole
         report = leave_results(
             list(records.values()),
@@ -222,14 +230,3 @@ def _start_proxy(launch: Launch, addresses: Sequence[str], stack: ExitStack) -> 
         return stack.enter_context(proxy)
     except (RuntimeError, OSError) as error:
         raise MurmurError(f"--link: no shaping proxy: {error}", ExitCode.FAILED) from error
-
-
-def _remove_if_bare(folder: Path) -> None:
-    """Takes away a folder that a failed start has made, unless something of worth is in it."""
-    for keys in (*folder.glob(f"*/{certificates.FOLDER}"), folder / certificates.FOLDER):
-        shutil.rmtree(keys, ignore_errors=True)
-    for log in folder.glob("*.log"):
-        log.unlink(missing_ok=True)
-    for part in (*folder.glob("*/"), folder):
-        with suppress(OSError):
-            part.rmdir()

@@ -142,10 +142,12 @@ async def test_a_peer_that_joins_a_finished_swarm_takes_its_state(tmp_path):
 def test_too_few_peers_is_an_error_that_says_so():
     async def scenario() -> None:
         async with Swarm(Problem()) as swarm:
-            await swarm.join("a", via=["nowhere"], min_peers=2)
+            await swarm.join("a", via=[], min_peers=3, wait_s=100)
+            await swarm.join("b", via=["a", "nowhere"], min_peers=3)
             await swarm.finished(120)
 
-    with pytest.raises(PeersUnreachable, match="1 of 2 peers after 60 s"):
+    tried = r"2 of 3 peers after 60 s .*; tried: a answered; nowhere.*; start the others"
+    with pytest.raises(PeersUnreachable, match=tried):
         run(scenario())
 
 

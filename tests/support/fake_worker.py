@@ -51,10 +51,10 @@ def run(name: str, listen: str, settings: dict[str, str], workers: int, steps: i
     stopped = threading.Event()
     deaf = settings.get("fake.deaf") == name
     signal.signal(signal.SIGINT, lambda *_: None if deaf else stopped.set())
-    say(name, "listening", address=listen, pid=os.getpid())
     if settings.get("fake.error") == name:
         print("murmur: no text at /nowhere; name a file with --text", file=sys.stderr, flush=True)
         return 4
+    say(name, "listening", address=listen, pid=os.getpid())
     if settings.get("fake.crash") == name:
         raise RuntimeError("a defect")
     if "fake.error" in settings or "fake.crash" in settings:

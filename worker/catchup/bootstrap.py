@@ -183,7 +183,8 @@ class Bootstrap:
 
     def _too_few(self) -> str:
         have = ", ".join(member.peer for member in self._gossip.members if member.live)
-        tried = "; ".join(filter(None, self._problems.values())) or "all that it knows answered"
+        answers = [why or f"{address} answered" for address, why in self._problems.items()]
+        tried = "; ".join(answers) or "nobody, as no --join names any"
         wanted = self._config.min_peers
         arrived = f"{len(self._gossip.swarm.arrived())} of {wanted} peers" if wanted else "no start"
         return (

@@ -8,12 +8,11 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 import click
 import numpy as np
@@ -34,6 +33,7 @@ from murmuration.worker.manifest import Manifest
 from murmuration.worker.node.admission import FirstAnswer, Newcomer, check_version, join_config
 from murmuration.worker.node.own_address import ROUTER, Addresses
 from murmuration.worker.tasks import OWN_LOOP
+from murmuration.worker.tasks.task import nearest
 from murmuration.worker.training.optimizers import KSEED
 from murmuration.worker.views.lines import PlainLines, describe
 
@@ -68,14 +68,27 @@ def _as_argument(option: re.Match[str]) -> str:
     return f"{name}={option[2] if option[2].replace('.', '').isdigit() else repr(option[2])}"
 
 
-@contextmanager
-def errors_in_arguments() -> Iterator[None]:
-    """Errors that leave the block, or a function that this decorates, name arguments of Python."""
-    try:
-        yield
-    except MurmurError as error:
-        error.args = (in_arguments(str(error)),)
-        raise
+def for_python(error: MurmurError) -> MurmurError:
+    """Has it name arguments of Python. Of its traceback the user's own frames stay."""
+    error.args = (in_arguments(str(error)),)
+    return error.with_traceback(None)
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def errors_in_arguments(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorates what a user calls: what it raises is as `for_python` makes it."""
+
+    @wraps(function)
+    def call(*given: P.args, **named: P.kwargs) -> T:
+        try:
+            return function(*given, **named)
+        except MurmurError as error:
+            raise for_python(error) from None
+
+    return call
 
 
 class LoopLines:
@@ -108,8 +121,6 @@ class LoopLines:
             print(f"murmuration: {said}", file=sys.stderr, flush=True)
 
 
-P = ParamSpec("P")
-
 _SETTINGS = {each.name: key for each in fields(RunFlags) if (key := each.metadata["key"])}
 _OF_TASKS = {
     "task": "a loop of your own brings model and samples",
@@ -127,6 +138,7 @@ _NUMBERS = {"integer": int, "float": float}
 def checked(function: Callable[P, None]) -> Callable[P, None]:
     """Decorates a method that takes `Swarm`'s keywords, to get them plain. Raises UsageError."""
 
+    @errors_in_arguments
     @wraps(function)
     def call(*given: P.args, **named: P.kwargs) -> None:
         for name, value in named.items():
@@ -134,10 +146,20 @@ def checked(function: Callable[P, None]) -> Callable[P, None]:
                 raise _refused(name, value, "it is not UTF-8, which peers tell names in; rename it")
             if name in _CHECKS and (value is not None or name in _NEVER_NONE):
                 named[name] = _CHECKS[name](name, value)
-        with errors_in_arguments():
-            function(*given, **named)
+        function(*given, **named)
 
     return call
+
+
+def check_names(named: Iterable[str]) -> None:
+    """Raises UsageError: these are not what `Swarm` takes."""
+    from murmuration.worker.library.swarm import Swarm
+
+    (_, *takes) = inspect.signature(Swarm.__init__).parameters
+    for name in named:
+        if name not in takes:
+            near = nearest(_OTHER_NAMES.get(name, name), takes)
+            raise UsageError(f"Swarm has no argument {name}{near}")
 
 
 def plain(value: Any) -> Any:

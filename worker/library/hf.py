@@ -35,7 +35,7 @@ class SwarmCallback(TrainerCallback):
     is the `Swarm` while training goes on, and afterwards; None before."""
 
     def __init__(self, **swarm: Any) -> None:
-        self._arguments, self._entered = swarm, TrainersSwarm()
+        self._arguments, self._entered = swarm, TrainersSwarm(swarm)
         self._training: _Training | None = None
         self._scheduler: Any = None
 

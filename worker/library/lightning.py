@@ -25,7 +25,7 @@ class LightningCallback(Callback):
     is the `Swarm` while fitting goes on, and afterwards; None before."""
 
     def __init__(self, **swarm: Any) -> None:
-        self._arguments, self._entered = swarm, TrainersSwarm()
+        self._arguments, self._entered = swarm, TrainersSwarm(swarm)
         self._saved: Mapping[str, Any] | None = None
 
     @property

@@ -28,7 +28,7 @@ from torch.optim import LBFGS, Optimizer
 from murmuration.protos.addresses import is_loopback, public_address, served_at, split_address
 from murmuration.protos.events import NO_END, new_event
 from murmuration.worker.config import fragments_of
-from murmuration.worker.errors import UsageError
+from murmuration.worker.errors import ConfigError, MurmurError, UsageError
 from murmuration.worker.folder import EventLog, hold, remembered
 from murmuration.worker.identity.authority import Credentials
 from murmuration.worker.identity.certificates import Identity
@@ -117,6 +117,7 @@ class Swarm(StepListener):
     def __new__(
         cls, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], **arguments: Any
     ) -> Self:
+        args.check_names(arguments)
         if is_site() and get_rank() > 0:
             # It has the same methods and is no subclass, which would open a swarm of its own.
             return SiteRank(model, optimizer, **arguments)  # type: ignore[return-value]
@@ -236,7 +237,7 @@ class Swarm(StepListener):
             hook = each.register_step_pre_hook(lambda *_: None if _entered else tell())
             self._open.enter_context(hook)
 
-    @args.errors_in_arguments()
+    @args.errors_in_arguments
     def __enter__(self) -> Self:
         """Joins or starts the run; returns when training may begin. Raises AddressInUse: `listen`
         is taken; PeersUnreachable: too few came in time; UsageError: it was entered before."""
@@ -290,10 +291,11 @@ class Swarm(StepListener):
 
     def _tell_beginning(self, opening: ExitStack) -> None:
         if self._out is not None and not hold(self._out, opening):
-            self.warn(
-                f"out={str(self._out)!r}: another process writes its events and the members that "
-                "it knows there too; give each peer a folder of its own"
-            )
+            told = f"out={str(self._out)!r}: another process writes there too; give each peer a "
+            told += "folder of its own"
+            if self._identity is not None:  # and has the key and the name that are kept there
+                raise ConfigError(told)
+            self.warn(told)
         if _going_on and not (self._node.joins or self._node.remembered):
             names, address = ", ".join(_going_on), next(iter(_going_on.values()))
             self.warn(
@@ -525,8 +527,7 @@ class Swarm(StepListener):
 
     def _raise_what_ended(self) -> None:
         if (error := self._loop.error) is not None:
-            with args.errors_in_arguments():
-                raise error
+            raise args.for_python(error) if isinstance(error, MurmurError) else error
 
     @property
     def name(self) -> str:

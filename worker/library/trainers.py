@@ -4,13 +4,16 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
+from murmuration.worker.library.arguments import check_names
 from murmuration.worker.library.steps import follows_position
 from murmuration.worker.library.swarm import Swarm
 from murmuration.worker.training.optimizers import advance
 
 
 class TrainersSwarm:
-    def __init__(self) -> None:
+    def __init__(self, arguments: Iterable[str]) -> None:
+        """Raises UsageError. Args: arguments: the names of those of `Swarm` that were given."""
+        check_names(arguments)
         self.swarm: Swarm | None = None
         self._open, self._ended_with = ExitStack(), ""
 

@@ -9,10 +9,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from murmuration.coordinator import supervisor
 from murmuration.coordinator.launch import Launch
 from murmuration.coordinator.processes import ReservedPorts
 from murmuration.coordinator.supervisor import run_swarm
@@ -94,8 +96,21 @@ def test_an_early_error_stops_all_and_is_the_only_line(swarm, tmp_path):
         swarm("fake.error=w1", workers=3)
     assert failure.value.exit_code == 4
     assert str(failure.value) == "no text at /nowhere; name a file with --text"
-    assert not (tmp_path / "out/report.json").exists()
-    wait_until_gone(tmp_path / "out", "w0", "w1")
+    assert not (tmp_path / "out").exists(), "it has been made for nothing"
+
+
+def test_what_was_typed_is_looked_at_by_one_worker_first(swarm, monkeypatch):
+    started: list[str] = []
+
+    class Counted(supervisor.WorkerProcess):
+        def __init__(self, name: str, *more: Any) -> None:
+            started.append(name)
+            super().__init__(name, *more)
+
+    monkeypatch.setattr(supervisor, "WorkerProcess", Counted)
+    with pytest.raises(MurmurError, match="no text at /nowhere"):
+        swarm("fake.error=w0", workers=3)
+    assert started == ["w0"]
 
 
 def test_an_early_crash_says_where_to_look(swarm, tmp_path):

@@ -1,5 +1,6 @@
 """The words of `Swarm` on arguments that cannot be used: one line, in the caller's terms."""
 
+import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -200,7 +201,17 @@ def test_options_are_arguments_of_python():
 
 def test_a_peer_that_waited_in_vain_reads_its_own_arguments():
     said = refusal(lambda: Swarm(*model_of(), min_peers=2, wait_s=0.2).__enter__())
-    assert "start the others, lower min_peers=, or wait longer with wait_s=" in said
+    assert "tried: nobody, as no join= names any; start the others, lower min_peers=, or " in said
+
+
+@pytest.mark.parametrize("given", [{"min_peers": 2}, {"join": "127.0.0.1:9"}])
+def test_an_error_of_the_user_ends_in_the_users_frames(given):
+    with pytest.raises(MurmurError) as caught:
+        Swarm(*model_of(), **given, wait_s=0.1).__enter__()
+    error = caught.value
+    assert [each.name for each in traceback.extract_tb(error.__traceback__)][1:] == ["call"]
+    assert error.__cause__ is None
+    assert error.__suppress_context__
 
 
 def test_a_loss_is_one_number():

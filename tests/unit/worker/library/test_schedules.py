@@ -81,7 +81,7 @@ def test_a_loop_that_goes_on_from_a_state_has_the_learning_rate_of_its_step():
 
 def of_a_trainer(optimizer: Optimizer) -> tuple[torch.nn.Module, TrainersSwarm]:
     """The swarm of a trainer that has taken six steps in it."""
-    model, entered = torch.nn.Linear(2, 1), TrainersSwarm()
+    model, entered = torch.nn.Linear(2, 1), TrainersSwarm({})
     optimizer.param_groups[0]["params"] = [*model.parameters()]
     entered.enter(Swarm(model, optimizer, inner_steps=3, steps=9), 9, 0, None)
     for _ in range(6):

@@ -92,11 +92,13 @@ def test_a_loop_without_an_end_ends_with_its_block(tmp_path):
         held = values(model)
         with Swarm(*model_of(), out=tmp_path / "deep" / "er"):
             pass
+        with one_line(ConfigError, r"er': another process writes there too; give each peer"):
+            Swarm(*model_of(), out=tmp_path / "deep" / "er", listen="0.0.0.0:0").__enter__()
     assert torch.equal(held, values(model))
     found = events(tmp_path / "deep" / "er")
     assert ([e["event"] for e in found].count("round"), found[-1]["unsent_steps"]) == (2, 1)
     told = [event["text"] for event in found if event["event"] == "warning"]
-    assert ["another process writes its events" in text for text in told] == [True, False]
+    assert ["another process writes there too" in text for text in told] == [True, False]
 
 
 def test_an_exception_leaves_the_parameters_as_they_are():
@@ -143,6 +145,8 @@ def test_bad_arguments_are_one_line():
         ({"preset": "dilocco"}, ConfigError, r"preset='dilocco': no preset .*mean 'diloco'"),
         ({"settings": {"diloco.codek": "e3m0"}}, ConfigError, r"settings\['diloco.codek'\]"),
         ({"settings": {"run.evaluate_every": 5}}, EITHER, "your own evaluates by itself"),
+        ({"inner_step": 5}, UsageError, "no argument inner_step; did you mean 'inner_steps'"),
+        ({"metrics": 9100}, UsageError, "no argument metrics; did you mean 'serve_metrics'"),
         ({"preset": "kseed"}, ConfigError, "preset='kseed' is for tasks"),
         ({"listen": "0.0.0.0:7700"}, ConfigError, "name a folder to keep it in with out="),
         ({"listen": "0.0.0.0:7700", "join": "127.0.0.1:1"}, ConfigError, "needs a token"),
