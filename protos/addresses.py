@@ -24,7 +24,8 @@ def split_address(address: str) -> tuple[str, int]:
     """Splits `HOST:PORT` or `[IPv6]:PORT`. Raises ValueError: a line that says what is wrong."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise ValueError(f"{address!r} is no HOST:PORT, such as 192.0.2.7:7700")
+        ports = "; ports end at 65535" if host and port.isdecimal() else ""
+        raise ValueError(f"{address!r} is no HOST:PORT, such as 192.0.2.7:7700{ports}")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
@@ -45,8 +46,8 @@ def served_at(said: str, given: str | int | None, such_as: int = 9464) -> str | 
         return join_address(*split_address(f"{LOOPBACK_HOST}:{whole}" if is_port else whole))
     except ValueError as error:
         raise UsageError(
-            f"{said}: write a port of this machine, such as {such_as}, or HOST:PORT where others "
-            "are to read it"
+            f"{said}: write a port of this machine, up to 65535, such as {such_as}, or HOST:PORT "
+            "where others are to read it"
         ) from error
 
 

@@ -77,7 +77,11 @@ def main() -> None:
     except click.UsageError as error:  # what click says of an argument, in one line and in our form
         said = " ".join(error.format_message().split()).rstrip(".")
         said = said.replace(". Did you", "; did you").replace(". (Did you", " (did you")
-        command = error.ctx.command_path if error.ctx else "murmur"
+        if isinstance(error, click.MissingParameter) and error.ctx:
+            words = error.ctx.command.collect_usage_pieces(error.ctx)
+            said += f", of {error.ctx.command_path} {' '.join(words)}"
+        command = " ".join(("murmur", *(each for each in sys.argv[1:2] if each[:1] != "-")))
+        command = error.ctx.command_path if error.ctx else command
         said = f"{said[:1].lower()}{said[1:]}{'' if said.endswith('?') else ';'}"
         click.echo(f"murmur: {said} see `{command} --help`", err=True)
         sys.exit(ExitCode.USAGE)

@@ -20,6 +20,7 @@ from murmuration.worker.cli.commands import WorkerFlags, addresses_and_run
 from murmuration.worker.cli.options import RunFlags, options
 from murmuration.worker.errors import MurmurError, PeersUnreachable, UsageError
 from murmuration.worker.folder import is_taken
+from murmuration.worker.identity.authority import TRIAL
 from murmuration.worker.identity.certificates import Identity, IdentityError
 from murmuration.worker.membership import Member
 from murmuration.worker.node.own_address import ROUTER, source_host
@@ -143,7 +144,9 @@ def _network(
     if address is not None:
         with flags.newcomer([address], _CALL_S, tell=lambda line: None) as newcomer:
             try:
-                identity = flags.identity(newcomer, trial=True)
+                if (identity := flags.identity(newcomer, trial=True)) is not None:
+                    held = "" if identity.name.startswith(TRIAL) else "the certificate of --out "
+                    yield Finding("token", True, f"{held or 'it '}lets this machine in")
             except MurmurError as error:
                 about = "the peer" if isinstance(error, PeersUnreachable) else "token"
                 yield (problem := Finding.refused(about, error))

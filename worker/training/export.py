@@ -65,6 +65,7 @@ def export(
             state = model.state_dict().items()
             tensors = {models.bare_name(n): value.contiguous().clone() for n, value in state}
         save_file(tensors, out / MODEL, {"format": "pt"})
+        (out / MODEL).chmod((out / _SOURCE).stat().st_mode)  # by the umask, which it passes over
     except (OSError, SafetensorError) as error:
         raise UsageError(f"{out}: cannot be written: {error}; choose another folder") from error
     kind = "Hugging Face's layout" if chosen == "hf" else "tensors alone"

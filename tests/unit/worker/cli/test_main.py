@@ -59,7 +59,7 @@ TOKEN_NEEDED = (
     "encrypted then, and anybody may join)"
 )
 NO_ADDRESS = "is no HOST:PORT, such as 192.0.2.7:7700"
-SERVED = "write a port of this machine, such as 9464, or HOST:PORT where others are to read it"
+SERVED = "machine, up to 65535, such as 9464, or HOST:PORT where others are to read it"
 HELP = " --help`"
 
 
@@ -100,8 +100,9 @@ HELP = " --help`"
         (2, "up --presett diloco", "no such option '--presett'", HELP),
         (2, "up --min-peers 0", "invalid value", HELP),
         (2, "up --threads none", "invalid value", HELP),
-        (2, "join", "missing argument 'HOST:PORT... [RUN]'; see `murmur join --help`", ""),
-        (2, "generate run", "missing argument", HELP),
+        (2, "join", "missing argument 'HOST:PORT... [RUN]', of murmur join [OPTIONS] HOST", HELP),
+        (2, "generate run", "missing argument 'PROMPT', of murmur generate [OPTIONS] RUN", HELP),
+        (2, "doctor --token", "option '--token' requires an argument; see `murmur doctor", HELP),
         (2, "up --resume --fresh", "--resume and --fresh: one or the other", ""),
         (2, "up --set stages.count=2", "this run has 2 stages: say which one this worker serves "
          "with --stage 0 to 1, or ", ""),
@@ -115,7 +116,8 @@ HELP = " --help`"
         # Addresses.
         *((2, f"{before} {address}", "", f"'{address}' {NO_ADDRESS}")
           for before in ("join", "up --join", "up --coordinator", "up --listen")
-          for address in ("nowhere", "host:", ":7700", "host:port", "host:65536")),
+          for address in ("nowhere", "host:", ":7700", "host:port")),
+        (2, "join host:65536", "", f"{NO_ADDRESS}; ports end at 65535"),
         (2, "join host:\N{SUPERSCRIPT TWO}", "", NO_ADDRESS),
         *((2, f"up {flag} {address}", f"{flag} {address}: ", SERVED)
           for flag in ("--metrics", "--web")

@@ -47,6 +47,7 @@ def test_a_model_with_a_class_in_transformers_is_laid_out_for_it(tmp_path):
     held = sum(p.numel() for p in model.parameters())
     assert what == f"{held:,} parameters of step 5, Hugging Face's layout"
     assert (tmp_path / "out/config.json").exists()
+    assert path.stat().st_mode == (tmp_path / "out/config.json").stat().st_mode
     tensors = load_file(path)
     assert "model.layers.0.self_attn.q_proj.weight" in tensors
     for name, value in model.state_dict().items():
