@@ -47,8 +47,7 @@ def mean_in_order(
         weights: 0 or more, one for each; equal ones are the same as none, bit for bit.
         over: `all` of them, or for each value its `senders`: those in which it is not 0.
 
-    Ref: arXiv:2508.15706 (SparseLoCo) divides by the number of senders.
-    """
+    Ref: arXiv:2508.15706 (SparseLoCo) divides by the number of senders."""
     equal = weights is None or len(set(weights)) <= 1
     each_weight = itertools.repeat(1) if weights is None or equal else weights
     total: Tensor | None = None
@@ -79,8 +78,7 @@ class Nesterov:
     clip c       buf <- min(c, max(-c, buf)), before it is used.
 
     Ref: arXiv:2311.08105 section 2 (OuterOpt), arXiv:2501.18512 algorithm 2, line 12. Penalty and
-    clip are ideas of arXiv:2401.16265 (CO2); the formulas are ours.
-    """
+    clip are ideas of arXiv:2401.16265 (CO2); the formulas are ours."""
 
     lr: float
     momentum: float
@@ -106,8 +104,7 @@ class Nesterov:
         """One outer step; returns fresh (anchor, buffer), all fp32 and of one shape.
 
         Only single multiplications and additions: a fused kernel could round differently on another
-        peer, and anchors must agree bit for bit. Block by block, which fits the cache.
-        """
+        peer, and anchors must agree bit for bit. Block by block, which fits the cache."""
         new_anchor, new_buffer = torch.empty_like(anchor), torch.empty_like(buffer)
         block = _BLOCK * torch.get_num_threads()
         for start in range(0, len(anchor), block):
@@ -186,8 +183,7 @@ def keep_unsent(
         error: what the encoding has left out, g - s. Pairs send a momentum with g, and leave out
             of both.
 
-    Ref: the update is ours; arXiv:1901.09847 keeps the same in a buffer instead.
-    """
+    Ref: the update is ours; arXiv:1901.09847 keeps the same in a buffer instead."""
     since = (start - local).sub_(g)
     return new_anchor - since.add_(error)
 

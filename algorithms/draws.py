@@ -36,8 +36,7 @@ def reducer_orders(
     none yet, so that the load is exactly even. The others follow by weight and take over when all
     before them are gone. As long as the group stays the same a peer reduces the same shards of a
     fragment in every round: it keeps the residual of their rounding (docs/adr/0006). Args: run:
-    64-bit run id; group: in any order.
-    """
+    64-bit run id; group: in any order."""
     taken: set[str] = set()
     orders = []
     for shard in range(chunks_per_peer * len(group)):
@@ -78,8 +77,7 @@ def groups(
     id; membership: `membership_id`; peers: in any order; size: of a group, at least 2;
     unreachable: pairs that cannot reach each other, the first name first.
 
-    Ref: arXiv:2506.10911, where the groups are random each round; the turns are ours.
-    """
+    Ref: arXiv:2506.10911, where the groups are random each round; the turns are ours."""
     members = sorted(set(peers))
     if len(members) < 2:
         return ()
@@ -103,8 +101,7 @@ def separated(
     A member that does not reach another changes places with one of another group, or of the
     `bench`, which is in none, as long as that leaves fewer such pairs. Then the peer that reaches
     fewest of its group leaves it, until all reach each other. Groups of one are left out. The same
-    groups and pairs give every peer the same answer.
-    """
+    groups and pairs give every peer the same answer."""
     unreached: dict[str, set[str]] = defaultdict(set)
     for one, other in unreachable:
         unreached[one].add(other)

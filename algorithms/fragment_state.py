@@ -15,8 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from murmuration.algorithms import counted as counting
-from murmuration.algorithms import diloco
+from murmuration.algorithms import counted as counting, diloco
 from murmuration.algorithms.codecs import codec_by_name
 from murmuration.algorithms.fragments import Ranges, complement, union
 from murmuration.algorithms.noloco import relative_distance
@@ -57,8 +56,7 @@ class Contribution:
         again: it is what an earlier try of the round has sent. What was learned since comes later.
         ranges: of a try that came to nothing here, those whose reduction is known to have it: what
             counts there must not be contributed again. None before it has failed.
-        error: what the encoding of such a try has left out, where replicas keep it.
-    """
+        error: what the encoding of such a try has left out, where replicas keep it."""
 
     round: int
     step: int
@@ -95,8 +93,7 @@ class RoundResult:
         error: what the encoding of the contribution has left out, where replicas keep it.
         mean_anchor: of the group, in a plan of pairs.
         parts: the contributors, by range; empty where that is not known.
-        sent: gives the contribution as others have decoded it, where the plan keeps the rest.
-    """
+        sent: gives the contribution as others have decoded it, where the plan keeps the rest."""
 
     round: int
     mean: Tensor
@@ -136,8 +133,7 @@ class FragmentOptimizer:
         in_flight: the contribution of the round that is on its way.
         failed: whether the fragment waits for another peer's state, its last round having failed.
         work_steps: inner steps since the last contribution.
-        spread: of the anchor from the group's mean, when last met; relative.
-    """
+        spread: of the anchor from the group's mean, when last met; relative."""
 
     def __init__(
         self,

@@ -119,8 +119,7 @@ def partition(
     there are as many layers; pattern: `strided` puts layer l into fragment l mod P, `sequential`
     cuts runs of layers.
 
-    Ref: arXiv:2501.18512 section 2.2.
-    """
+    Ref: arXiv:2501.18512 section 2.2."""
     layers = sorted({layer for spec in schema if (layer := layer_of(spec.name)) is not None})
     if fragments == 0:
         fragments = max(1, min(len(layers), max(_FEWEST, -(-len(layers) // _LAYERS_EACH))))

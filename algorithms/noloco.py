@@ -66,8 +66,7 @@ class SharedMomentum(GroupUpdate):
     below 1, as long as their mean does not diverge. And as the mean anchor is known early, inner
     steps start from it, with half of the replica's own noise.
 
-    Ref: ours (docs/adr/0013); pairs, and the exchange of both halves, are arXiv:2506.10911's.
-    """
+    Ref: ours (docs/adr/0013); pairs, and the exchange of both halves, are arXiv:2506.10911's."""
 
     a: float  # share of the momentum that lives on, in 0..1, below 1
     b: float  # outer learning rate, above 0
@@ -109,8 +108,7 @@ class ModifiedMomentum(GroupUpdate):
     The momentum belongs to one fragment of one replica and never leaves it; the means are over the
     group, the replica included. The default a and b are the paper's, c is that of its code.
 
-    Ref: arXiv:2506.10911 eq. 2 with D = -g (eq. 2 prints the middle term with the other sign).
-    """
+    Ref: arXiv:2506.10911 eq. 2 with D = -g (eq. 2 prints the middle term with the other sign)."""
 
     a: float = 0.5  # share of the momentum that lives on, in 0..1, below 1
     b: float = 0.7  # outer learning rate, above 0

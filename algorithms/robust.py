@@ -144,8 +144,7 @@ class Doubts:
     hide. Where a contributor shows other values than its reducer says it has, three checks in a
     row, one of the two lies: it is the one that disagrees with three others, or in a small group
     with all others but one. A round that it has contributed to again may explain one check. A mean
-    may be too large for what was announced, or leave most out, but not in three rounds of eight.
-    """
+    may be too large for what was announced, or leave most out, but not in three rounds of eight."""
 
     def __init__(self) -> None:
         self._hidden = defaultdict[str, deque[bool]](lambda: deque(maxlen=_LATELY))

@@ -107,8 +107,7 @@ def rounds_of(plan: Plan, workload: Workload, peers: int) -> PlannedRounds:
 
     Each worker reduces 1/n of a fragment: it sends (n-1)/n of its contribution to the others'
     reducers, and its shard's reduction to n-1 peers. In pairs each gives its partners its whole
-    contribution when it is due, and its anchor ahead of that.
-    """
+    contribution when it is due, and its anchor ahead of that."""
     fragments = workload.fragments(plan.fragments, plan.pattern)
     plan.schedule(fragments=len(fragments), steps=1)  # checks, even where nothing is exchanged
     inner_steps, tau = plan.inner_steps, plan.overlap_steps
@@ -141,8 +140,7 @@ class PlanPrediction:
     """The prospects of one worker with a plan on its link.
 
     Left out: encoding and outer updates (CPU time), message framing (below 1 %), lost connections,
-    and peers of unequal speed, for which a round waits.
-    """
+    and peers of unequal speed, for which a round waits."""
 
     utilization: float  # computing time over all time
     stall_s_per_period: float  # the waiting in a period of H steps

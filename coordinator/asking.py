@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos import murmuration_pb2_grpc as rpc
-from murmuration.protos import reach
+from murmuration.protos import murmuration_pb2 as pb, murmuration_pb2_grpc as rpc, reach
 from murmuration.protos.addresses import alternatives, split_relayed
 from murmuration.protos.documents import STATUS_BYTES, BadDocument, unpack
 from murmuration.protos.events import printable, text_of

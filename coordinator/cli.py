@@ -51,8 +51,7 @@ def coordinator(
 
     It is optional: training goes on when it ends. A coordinator that is started again learns the
     swarm back. It ends on Ctrl-C or SIGTERM, or when --expect workers are done or have been silent
-    for 30 s. Each worker reports on all (`murmur report`).
-    """
+    for 30 s. Each worker reports on all (`murmur report`)."""
     host, _ = checked_address(listen)
     page = served_at(f"--web {web}", web, _PAGE_PORT)
     identity, authority = _identity_for(out, public=not is_loopback(host), insecure=insecure)
@@ -91,8 +90,7 @@ def status(address: str, as_json: bool, watches: bool, every_s: float, run: Path
     """Show a row for each peer that the worker or coordinator at HOST:PORT knows.
 
     Each peer is asked itself. With --watch they are asked until Ctrl-C or the end of the run.
-    Without a terminal it then prints a line each time. With --json each line is a JSON object.
-    """
+    Without a terminal it then prints a line each time. With --json each line is a JSON object."""
     checked_address(address)
     from murmuration.coordinator.asking import AskedSwarm, ask
     from murmuration.coordinator.terminal import print_status, screen_for, watch
@@ -117,8 +115,7 @@ def status(address: str, as_json: bool, watches: bool, every_s: float, run: Path
 def report(run: Path, as_json: bool, picture: bool, quiet: bool) -> None:
     """Report on all peers of a run that has ended.
 
-    RUN is the folder of `murmur swarm` or of one of the run's workers.
-    """
+    RUN is the folder of `murmur swarm` or of one of the run's workers."""
     from murmuration.coordinator.report_files import report_of_folder
 
     found = report_of_folder(run, None if as_json or quiet else _console(), picture=picture)
@@ -133,8 +130,7 @@ def swarm(typed: Launch, json_path: str | None) -> None:
     """Train on worker processes of this machine, and report.
 
     The workers are processes with sockets on loopback, or on links as slow as --link says. Ctrl-C
-    saves, stops and still reports.
-    """
+    saves, stops and still reports."""
     launch = Launch.of(typed)
     served_at(f"--web {launch.web}", launch.web, _PAGE_PORT)
     launch.check()

@@ -17,9 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from murmuration.coordinator.asking import AskedSwarm, ask
 from murmuration.coordinator.registry import Registry
-from murmuration.protos import addresses
-from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos import murmuration_pb2_grpc as rpc
+from murmuration.protos import addresses, murmuration_pb2 as pb, murmuration_pb2_grpc as rpc
 from murmuration.protos.documents import pack
 from murmuration.protos.events import Event, Log, Warnings, new_event, printable
 from murmuration.protos.exit_codes import ExitCode, MurmurError

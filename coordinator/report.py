@@ -44,8 +44,7 @@ def build_report(
     could not be asked. What differs with a model in stages: see `staged_figures`. Args: settings:
     preset, steps, inner_steps and seed as typed, where no worker has reported them; link and
     link_bytes (sent and received of each worker) of shaped links; reporter, whose folder this is:
-    its checkpoint is the one to name; elapsed_s: from the command's start to its end.
-    """
+    its checkpoint is the one to name; elapsed_s: from the command's start to its end."""
     told, peers = _Results(records), [_peer(record) for record in records]
     known = dict(settings) | told.settings()
     counts = [peer["bytes_sent"] for peer in peers if peer["anchor_hash"]]
@@ -241,8 +240,7 @@ def staged_figures(records: Sequence[Record]) -> dict[str, Any]:
     `unconfirmed` of workers that have not reported, the others of those that have. `rest` are
     shares of the time from first to last inner step in which nothing was computed, on average:
     waiting for microbatches, for rounds, and the rest. `moves` and `rebuilds` count the peers that
-    went to another stage and the stages that they rebuilt.
-    """
+    went to another stage and the stages that they rebuilt."""
     if all(record.stage is None for record in records):
         return {}
     told, by_stage = _Results(records), _by_stage(records)

@@ -25,9 +25,11 @@ whatever it holds: that is `murmuration.worker.wire.WireError`, which no user me
 from collections.abc import Mapping
 from typing import Any
 
-from murmuration.protos.exit_codes import ExitCode
-from murmuration.protos.exit_codes import MurmurError as MurmurError
-from murmuration.protos.exit_codes import UsageError as UsageError
+from murmuration.protos.exit_codes import (
+    ExitCode,
+    MurmurError as MurmurError,
+    UsageError as UsageError,
+)
 
 
 class ConfigError(MurmurError):

@@ -158,8 +158,7 @@ class Int8(BlockCodec):
     error is at most max(amax / 254 * 1.01, 2^-121).
 
     Relative RMS error, gaussian / Student-t with 5 / with 3 degrees of freedom: 0.0065 / 0.0096 /
-    0.0137; blocks of 64 (8.25 bits): 0.0060 / 0.0082 / 0.0110.
-    """
+    0.0137; blocks of 64 (8.25 bits): 0.0060 / 0.0082 / 0.0110."""
 
     name, wire_id, bits = "int8", 4, 8
 

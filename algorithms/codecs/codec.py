@@ -14,8 +14,7 @@ class Codec(ABC):
     Zeros stay zeros; in `sign`, which has no code for zero, only whole blocks of them. Works on any
     device, and gives the same bytes and values on each. Attributes: unit_bytes: the size of units
     whose bytes at one place are alike, such as exponents: a compressor finds more when they lie
-    together. 1 where there is no such pattern; limit: the largest magnitude that can be encoded.
-    """
+    together. 1 where there is no such pattern; limit: the largest magnitude that can be encoded."""
 
     name: str
     wire_id: int

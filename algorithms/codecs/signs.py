@@ -32,8 +32,7 @@ class Sign(BlockCodec):
 
     Bit 1 stands for -scale, 0 for +scale. There is no code for zero: among other values a zero
     becomes +-scale by its sign bit. A block of zeros stays one. Error at most (1 + 2^-7) * amax,
-    amax the largest magnitude of the block.
-    """
+    amax the largest magnitude of the block."""
 
     name, wire_id, bits = "sign", 8, 1
 
@@ -59,8 +58,7 @@ class Ternary(BlockCodec):
     The scale is the mean of the magnitudes above 3/4 of the block's mean magnitude, and a value
     goes to the nearest of the three. Digit 0 stands for 0, 1 for +scale, 2 for -scale; the first
     of five is the least of its byte. A block's 26th byte holds three. Error at most
-    max(scale * (1/2 + 2^-9), amax - scale * (1 - 2^-9)).
-    """
+    max(scale * (1/2 + 2^-9), amax - scale * (1 - 2^-9))."""
 
     name, wire_id = "ternary", 9
 

@@ -43,8 +43,7 @@ class TopK(Codec):
     |q|^2 >= (sum of |s|)^2 / k * (1 - 2^-6): it never points away. Most is left out; with k = 64
     the relative RMS error of gaussian / Student-t with 5 / with 3 degrees of freedom is 0.939 /
     0.881 / 0.788 (exact kept values: 0.938 / 0.878 / 0.775; one level: 0.939 / 0.889 / 0.832).
-    Args: k: values kept of 4096; a power of two, at most 256.
-    """
+    Args: k: values kept of 4096; a power of two, at most 256."""
 
     block_elements = CHUNK
     limit = LIMIT
@@ -218,8 +217,7 @@ def _levels(magnitudes: Tensor, fixed_bits: int) -> tuple[Tensor, Tensor, Tensor
 
     Returns:
         low, high: fp32 (n, 1), rounded to bf16; equal if one is enough, 0 if nothing is kept.
-        is_high, is_kept: bool (n, k); None for is_kept where all are.
-    """
+        is_high, is_kept: bool (n, k); None for is_kept where all are."""
     if _is_on_host(magnitudes):
         ordered = torch.from_numpy(np.sort(-magnitudes.numpy(), axis=1)).neg_()
     else:

@@ -64,8 +64,7 @@ def stage_layers(costs: Sequence[float], outer_cost: float, stages: int) -> list
     largest stage is as small as can be; of equals the most even cut is taken.
 
     Args: costs: of each layer, in order: parameters, or seconds; outer_cost: of what stage 0 holds
-    besides: embedding, final norm, head. Raises ValueError: more stages than layers.
-    """
+    besides: embedding, final norm, head. Raises ValueError: more stages than layers."""
     if not 1 <= stages <= len(costs):
         raise ValueError(
             f"{len(costs)} layers cannot be cut into {stages} stages of at least one layer"

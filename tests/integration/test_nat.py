@@ -12,8 +12,7 @@ from murmuration.worker.identity.authority import Authority
 from murmuration.worker.identity.certificates import Identity, Role
 from tests.support.gates import gate
 from tests.support.namespaces import NamespaceHost, Namespaces, why_not
-from tests.support.nat import HOST as NEIGHBOURS
-from tests.support.nat import behind_nat, upnp, why_no_nat
+from tests.support.nat import HOST as NEIGHBOURS, behind_nat, upnp, why_no_nat
 from tests.support.workers import SMALL, Event, Hashes, WorkerProcess, looked, settings_of
 
 WHY_NOT = why_not() or why_no_nat()

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from murmuration.protos.figures import measured
-from tests.support.fork_server import MURMUR as FORKED
-from tests.support.fork_server import ForkedPopen, run
+from tests.support.fork_server import MURMUR as FORKED, ForkedPopen, run
 from tests.support.workers import ENDLESS, PATIENCE_S, SMALL
 
 AS_INSTALLED = (sys.executable, "-m", "murmuration.worker.cli")

@@ -180,8 +180,7 @@ class Bench:
     def _steps(self, name: str, link: Link, step_s: float | None) -> int:
         """All that were asked for where they fit into the limit; else as many whole rounds as do.
 
-        Args: step_s: of `local`; None where that failed.
-        """
+        Args: step_s: of `local`; None where that failed."""
         options = self.options
         preset = SYSTEMS.get(name, name)
         config = load_config(None, self._settings(preset), preset)

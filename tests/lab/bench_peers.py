@@ -41,8 +41,7 @@ def run_peers(
 
     Raises:
         AssertionError: a process failed or took too long.
-        NoNamespaces: there can be no links.
-    """
+        NoNamespaces: there can be no links."""
     workers = settings["workers"]
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT)}
     with ExitStack() as stack:
@@ -75,8 +74,7 @@ def _train(
     Those of torchft begin at a lighthouse. Each other peer is told of all before it, so that all
     are connected from the start. One entry point is not always enough for hivemind: libp2p does not
     spread addresses that are neither private nor public to it (198.18.0.0/15 is such), and then
-    finds no way to a peer it knows by name.
-    """
+    finds no way to a peer it knows by name."""
     # It waits for everyone: a quorum of fewer would be a smaller group than the others measure.
     known = [_start_lighthouse(stack, beside, len(workers))] if kind == "torchft" else []
     for worker in workers:
@@ -97,8 +95,7 @@ def _train(
 def _start_lighthouse(stack: ExitStack, address: str, least: int) -> str:
     """Starts torchft's beside the workers and returns its URL; these try again until it listens.
 
-    Args: least: workers of a quorum.
-    """
+    Args: least: workers of a quorum."""
     with socket.create_server(("", 0)) as probe:
         port = probe.getsockname()[1]
     bind = ["--bind", f"{address}:{port}", "--min_replicas", str(least)]
@@ -114,8 +111,7 @@ def combine(results: Sequence[Event]) -> dict[str, Any]:
     Means are over the workers; `rounds_completed` is the most that one of them saw, `rounds_failed`
     the sum, `rounds_partial` the most rounds that were said to be complete though their mean was
     not everybody's. `val_loss_spread` is the largest difference between two workers: 0 or rounding,
-    unless a round passed somebody by.
-    """
+    unless a round passed somebody by."""
     losses = [result["val_loss"] for result in results]
     hashes = {(result["anchor_hash"], result["momentum_hash"]) for result in results}
     return {

@@ -131,8 +131,7 @@ def _await(mailbox: Mailbox, kind: type[Message]) -> Message:
 def run(options: Exchanged, prefixes: Sequence[Sequence[str]] = ()) -> list[list[Round]]:
     """The rounds of each peer but the first, which opens the connections.
 
-    Args: prefixes: of a network namespace, before each peer's command.
-    """
+    Args: prefixes: of a network namespace, before each peer's command."""
     own = [sys.executable, "-m", "tests.lab.exchange", "--peer"]
     peers = [
         subprocess.Popen(

@@ -55,8 +55,7 @@ AWAY = ("kill", "stop", "replace")  # a worker does not live meanwhile
 class Fault:
     """Args:
     at_s, for_s: since the end of the quiet minutes.
-    place: of the worker, 0 to 7. A newcomer takes the place of the one that has left.
-    """
+    place: of the worker, 0 to 7. A newcomer takes the place of the one that has left."""
 
     at_s: float
     kind: str
@@ -147,8 +146,7 @@ class Outcome:
         useful: steps in these; possible: at that rate; living: by the workers that live.
         stalled_s: that the workers' loops have waited for rounds, of all together.
         unasked: processes that have ended by themselves.
-        lost_s: as `losses` has them.
-    """
+        lost_s: as `losses` has them."""
 
     step_s: tuple[float, float]
     rate: float
@@ -287,8 +285,7 @@ class Swarm:
     """The processes, each at its place.
 
     Args:
-        folder: each worker has one of its own there, with its events in the file `out`.
-    """
+        folder: each worker has one of its own there, with its events in the file `out`."""
 
     members: Sequence[NamespaceHost]
     folder: Path

@@ -179,8 +179,7 @@ class Turned:
         named: how many rounds and seconds later most honest workers had named one; None: never.
         said: how the first of them did.
         losses: held-out, of the honest workers' anchor, by step; norm: of that anchor at the end.
-        harm: what must not be.
-    """
+        harm: what must not be."""
 
     pace: tuple[float, float, float]
     slow: int

@@ -38,8 +38,7 @@ class Training:
         steps: inner steps of each worker.
         device: where all of them train.
         mean: what is taken for the mean pseudo-gradient, one of `MEANS`.
-        batched: one pass has the gradients of all workers; `compiled` needs a C++ compiler.
-    """
+        batched: one pass has the gradients of all workers; `compiled` needs a C++ compiler."""
 
     preset: str
     settings: tuple[str, ...] = ()
@@ -103,8 +102,7 @@ def train(
     """Trains in this process, on one thread.
 
     Args:
-        prefetch: with pairs, when each has the anchors of its next round's group.
-    """
+        prefetch: with pairs, when each has the anchors of its next round's group."""
     if training.device == "cpu":
         torch.set_num_threads(1)
     config = training.config
@@ -151,8 +149,7 @@ class GradientBatch:
 
     Args:
         modules: on one device, without running statistics. Their parameters become parts of
-            stacked ones.
-    """
+            stacked ones."""
 
     def __init__(self, task: Task, modules: Sequence[nn.Module], *, compiled: bool) -> None:
         named = [trained_parameters(module) for module in modules]

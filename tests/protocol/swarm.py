@@ -168,8 +168,7 @@ class Swarm:
         """Args:
         names: of peers that are started at once; others may be started later.
         at: the version that the first of them has when the swarm is given.
-        authority: certifies the peers, which sign what they say of themselves then.
-        """
+        authority: certifies the peers, which sign what they say of themselves then."""
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         self.problem, self.loop = problem, loop
@@ -243,8 +242,7 @@ class Swarm:
             advertise: where the others are told to reach it.
             relayed: whether it may be reached through relays.
             min_peers, wait_s: as `NodeConfig` has them.
-            before: an earlier life of the peer, from whose states it goes on.
-        """
+            before: an earlier life of the peer, from whose states it goes on."""
         problem, address = problem or self.problem, address or name
         context = context_of(address)
         transport = MemoryTransport(self.network, address, context, lambda: self.tap, self._lag_s)

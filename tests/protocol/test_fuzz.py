@@ -4,8 +4,7 @@ import random
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.protocol.virtual_time import run
 from tests.support.fuzz import SWARMS, spoiled, swarm_under_fire

@@ -52,8 +52,7 @@ def standing(
 
     Args:
         card: what it says of itself, by its address.
-        answers: what it serves beside gossip.
-    """
+        answers: what it serves beside gossip."""
 
     def said() -> pb.GossipMessage:
         return target.message(name, target.signed(card(address)))
@@ -78,8 +77,7 @@ def false_state(
     Args:
         value: of its anchor.
         ahead: rounds.
-        gives: the version that is in the state, in place of the announced one.
-    """
+        gives: the version that is in the state, in place of the announced one."""
     elements, name = target.elements, target.named(f"false-{value}-{ahead}-{gives}")
     anchor, momentum = torch.full((elements,), value), torch.zeros(elements)
     hashed, start = wire.state_hash(anchor, momentum, ("x",)), now_ms()
@@ -127,8 +125,7 @@ def contributions(
     """By a member that answers and is in no round's group, to each shard of the round to come.
 
     Args:
-        raw_of: the values, given a tensor of their shape; NaN is put in after the encoding.
-    """
+        raw_of: the values, given a tensor of their shape; NaN is put in after the encoding."""
     names, name, start_ms = tuple(sorted(target.swarm.names)), target.named("outside"), now_ms()
     plan = target.config.plan
     codec = codec_by_name(plan.codec)

@@ -448,8 +448,7 @@ def accounts(run: Run) -> Counter[str]:
     An element of a pseudo-gradient is in the anchor, by a reduction, or kept in the local
     parameters. `once` is as it should be. `again`: a reduction has it, of which the peer got no
     word, and it has kept it too. `other reduction`: the peer has applied a reduction that has it,
-    and then taken over a state with another one of the shard, which has not.
-    """
+    and then taken over a state with another one of the shard, which has not."""
     found: Counter[str] = Counter()
     for peer in run.live:
         learned = run.record.learned.get(peer.me)

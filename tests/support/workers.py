@@ -18,8 +18,7 @@ import grpc
 
 from murmuration.coordinator.asking import ask
 from murmuration.coordinator.processes import ReservedPorts
-from tests.support.fork_server import MURMUR as FORKED
-from tests.support.fork_server import ForkedPopen, run
+from tests.support.fork_server import MURMUR as FORKED, ForkedPopen, run
 
 Event = dict[str, Any]
 PATIENCE_S = 120.0

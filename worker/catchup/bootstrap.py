@@ -268,8 +268,7 @@ def choose_take_over(
 
     Peers that have just started with this one in their group have the state that it will have
     (`as_started`): nothing is to be taken over. Of peers that are all about to start, after a
-    restart of the swarm, the most advanced gives its state to the others.
-    """
+    restart of the swarm, the most advanced gives its state to the others."""
     alive = [m for m in replicas if m.health is Health.ALIVE and m.phase is not Phase.STARTING]
     known = [member for member in alive if len(member.digests) == len(me.digests)]
     started = [member for member in known if member.phase is not Phase.READY]
@@ -311,8 +310,7 @@ class Splits:
     there. A reducer that gave them different ones is named once: a peer may lie about what it was
     given, and an honest reducer may have gone back and reduced again. It lies where two or more,
     and most, each have another one. Where these have the same one, this peer alone was given
-    another: it lies in the third such round of eight.
-    """
+    another: it lies in the third such round of eight."""
 
     def __init__(self, gossip: GossipService, node: "Node") -> None:
         self._gossip, self._node = gossip, node

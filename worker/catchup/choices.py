@@ -116,8 +116,7 @@ def choose_return(
     version; 0: not known. ended: this peer and all voters are done.
 
     Returns: All fragments of a donor, where in one more than half of all hold one state of an
-    earlier version. At that version this peer had another state, or all have ended.
-    """
+    earlier version. At that version this peer had another state, or all have ended."""
     for index in range(len(mine)):
         held = Counter((m.digests[index].version, m.digests[index].hash) for m in voters)
         if not held:

@@ -166,8 +166,7 @@ class Donors:
     ) -> bool:
         """Fetches the donor's states; False: none are on their way to the train thread.
 
-        Args: goes_back: `choose_return` has chosen them, and a second peer must hold them.
-        """
+        Args: goes_back: `choose_return` has chosen them, and a second peer must hold them."""
         node, published = self._node, self._node.published
         assert published is not None, "nothing to compare with"
         if published.adopts < self._adopts:

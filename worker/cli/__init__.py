@@ -49,8 +49,7 @@ def cli() -> None:
     \b
     Exit codes: 0 done; 1 failed; 2 usage; 3 configuration; 4 task or text; 5 the swarm runs
     something else; 6 peers unreachable; 7 address in use; 8 no usable checkpoint; 9 others cannot
-    dial this peer; 10 not let in: a token or certificate; 130 interrupted after a save.
-    """
+    dial this peer; 10 not let in: a token or certificate; 130 interrupted after a save."""
 
 
 def main() -> None:

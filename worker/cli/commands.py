@@ -118,8 +118,7 @@ class WorkerFlags:
         threads of torch that wait sleep, where all peers share the cores of this machine.
 
         By OpenMP's own choice they spin, and hold up the worker that has no core meanwhile. One
-        that has its cores for itself is up to half faster so. Raises UsageError, MemoryError.
-        """
+        that has its cores for itself is up to half faster so. Raises UsageError, MemoryError."""
         end_on_sigterm()
         check_memory()
         self.check_addresses(*others)
@@ -223,8 +222,7 @@ def up(
 ) -> int:
     """Start a worker, the first of a swarm or one of several.
 
-    RUN is the run's TOML file. Without one the defaults train on Python's own sources.
-    """
+    RUN is the run's TOML file. Without one the defaults train on Python's own sources."""
     flags.begin(*joins)
     from murmuration.worker.config import load_config
 
@@ -272,8 +270,7 @@ def join(
     One address that answers is enough, and members that --out remembers are asked too. The run's
     settings come from there. RUN is a TOML file, as `murmur up` takes it. Its settings of the run
     must agree with the swarm. Those of this machine are used. Code and files must be named there
-    or by options: what only the swarm names is refused.
-    """
+    or by options: what only the swarm names is refused."""
     addresses, config = addresses_and_run(words, config)
     if not addresses:
         raise UsageError(f"{config}: say whom to join too, as HOST:PORT")
@@ -360,8 +357,7 @@ def generate(
 def evaluate(run: Path, split: str, settings: tuple[str, ...]) -> None:
     """Print loss and perplexity of the newest anchor under the folder RUN.
 
-    It takes the batches of a run's report.
-    """
+    It takes the batches of a run's report."""
     from murmuration.worker.training.evaluation import evaluate_checkpoint
     from murmuration.worker.training.export import find_checkpoint
 
@@ -386,8 +382,7 @@ def export(run: Path, out: Path, layout: "Layout | None", settings: tuple[str, .
 
     DIR/model.safetensors holds parameters and buffers by name. In Hugging Face's layout
     `transformers.AutoModelForCausalLM.from_pretrained(DIR)` loads it. A new run starts from it
-    with `--set task.init=DIR`.
-    """
+    with `--set task.init=DIR`."""
     from murmuration.worker.training.export import export as export_anchor
 
     path, what = export_anchor(run, out, layout, settings)
@@ -405,8 +400,7 @@ def assemble(run: Path, out: Path | None, settings: tuple[str, ...]) -> None:
 
     A run that ends in good order has done so already. This is for one that was cut off. If its
     newest checkpoints are of different steps, a warning says which. `murmur generate` and
-    `murmur evaluate` take the result.
-    """
+    `murmur evaluate` take the result."""
     from murmuration.worker.pipeline.part import assemble as assemble_stages
 
     out = out or run / "assembled"

@@ -13,8 +13,7 @@ def completion(context: click.Context, shell: str) -> None:
     \b
     bash   eval "$(murmur completion bash)"                       in ~/.bashrc
     zsh    eval "$(murmur completion zsh)"                        in ~/.zshrc, after compinit
-    fish   murmur completion fish > ~/.config/fish/completions/murmur.fish
-    """
+    fish   murmur completion fish > ~/.config/fish/completions/murmur.fish"""
     found = get_completion_class(shell)
     assert found is not None, "click knows these three"
     click.echo(found(context.find_root().command, {}, "murmur", "_MURMUR_COMPLETE").source())

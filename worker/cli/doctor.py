@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from murmuration.protos import addresses
-from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos import addresses, murmuration_pb2 as pb
 from murmuration.protos.addresses import public_address, split_address, with_port
 from murmuration.protos.exit_codes import ExitCode
 from murmuration.worker.cli.commands import WorkerFlags, addresses_and_run
@@ -76,8 +75,7 @@ def doctor(words: tuple[str, ...], config: Path | None, said: RunFlags, flags: W
 
     It takes what `murmur join` takes: type `doctor` in place of `join`. A token is tried, and not
     used up. Nothing is written. Without HOST:PORT it looks at the machine alone. The exit code is
-    0 if nothing is wrong, and 1 otherwise.
-    """
+    0 if nothing is wrong, and 1 otherwise."""
     named, config = addresses_and_run(words, config)
     if len(named) > 1:
         raise UsageError(f"{' '.join(named)}: the doctor asks one peer; name one HOST:PORT")

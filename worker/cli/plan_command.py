@@ -65,8 +65,7 @@ def plan(run: Path | None, given: PlanOptions) -> None:
     """Predict how much of the time workers compute on a link, and propose settings.
 
     RUN is the run's TOML file. Without one the defaults are taken. Everything is simulated: no
-    worker is started and nothing is sent.
-    """
+    worker is started and nothing is sent."""
     from murmuration.worker.config import load_config
 
     config = load_config(run, given.settings, given.preset)
@@ -131,8 +130,7 @@ def _plans(config: "Config", run: Path | None, given: tuple[str, ...]) -> "dict[
     """The plans of each preset, one for each H, with this file and these settings.
 
     The run's own comes first: of equals it is proposed. Pairs, or another inner optimizer, are
-    proposed only to a run that has chosen them.
-    """
+    proposed only to a run that has chosen them."""
     from murmuration.algorithms.plan import PRESETS
     from murmuration.algorithms.utilization import PERIODS
     from murmuration.worker.config import load_config

@@ -78,8 +78,7 @@ def simulate(presets: tuple[str, ...], peers: str, json_file: Path | None, **opt
     """Simulate the rounds of many peers: time of a sync, idle time, spread of the replicas.
 
     Rounds run the code of a live worker; the network, the clock and the task are simulated. One
-    seed gives one result.
-    """
+    seed gives one result."""
     try:
         counts = sorted({int(count) for count in peers.split(",")})
     except ValueError:
@@ -92,8 +91,7 @@ def simulate(presets: tuple[str, ...], peers: str, json_file: Path | None, **opt
             options |= dict(zip(keys, pair, strict=True)) if keys else {name: pair}
     options["link"] = link_of(options["link"])
 
-    from murmuration.worker.simulation import Scenario
-    from murmuration.worker.simulation import simulate as run
+    from murmuration.worker.simulation import Scenario, simulate as run
 
     try:
         scenarios = [

@@ -18,8 +18,7 @@ def token() -> None:
     """Let machines into the run whose key is in the folder RUN.
 
     RUN is the --out of the worker or coordinator that began the run. A token is a secret: whoever
-    has it may join.
-    """
+    has it may join."""
 
 
 @token.command()
@@ -41,8 +40,7 @@ def token() -> None:
 def create(run: Path, uses: int, hours: float) -> None:
     """Print a new token, to be pasted as `murmur join HOST:PORT --token TOKEN`.
 
-    In a folder without a key it makes one. A worker that begins its run there is encrypted.
-    """
+    In a folder without a key it makes one. A worker that begins its run there is encrypted."""
     if (authority := Authority.load(run)) is None:
         try:
             authority = Authority.make(run)
@@ -99,8 +97,7 @@ def revoke(run: Path, token_id: str) -> None:
 def expel(run: Path, peer: str) -> None:
     """Take back the certificate of a peer: no peer of the run speaks with it any more.
 
-    The worker or coordinator of RUN tells the others, as soon as it runs.
-    """
+    The worker or coordinator of RUN tells the others, as soon as it runs."""
     _held(run).expel(peer)
     click.echo(f"peer {peer} is expelled")
 
@@ -112,8 +109,7 @@ def share(run: Path, folder: Path) -> None:
     """Give the run's key to a second worker, whose --out is DIR: it lets machines in as well.
 
     DIR holds the run's secret afterwards: move it to the other machine as one moves a secret.
-    Tokens from before work at both, as often as each allows. Revoke and expel count for all.
-    """
+    Tokens from before work at both, as often as each allows. Revoke and expel count for all."""
     _held(run).share(folder)
     click.echo(f"{folder} holds the run's key too; `murmur token create {folder}` works there")
 

@@ -227,8 +227,7 @@ def alike(marks: Mapping[str, object]) -> tuple[tuple[str, ...], ...]:
     """The peers whose marks are equal, group by group.
 
     >>> alike({"a": 1, "b": 2, "c": 1})
-    (('a', 'c'),)
-    """
+    (('a', 'c'),)"""
     groups: dict[object, list[str]] = {}
     for peer, mark in marks.items():
         groups.setdefault(mark, []).append(peer)

@@ -180,8 +180,7 @@ class Authority:
         A name behind `TRIAL` asks whether the token would let such a peer in. That uses nothing up:
         the certificate is for a few minutes, in a name that each token has one of. Args: holder:
         fingerprint of the key that a member of that name has: another authority may have let it in.
-        Raises IdentityError: the token does not let it in, or another key has the name.
-        """
+        Raises IdentityError: the token does not let it in, or another key has the name."""
         check_name(name, IdentityError)
         key = certificates.requested_key(request)
         mark = certificates.fingerprint(key)

@@ -110,8 +110,7 @@ class Expulsions:
     The one that holds the run's key reads them from its folder, where `murmur token` writes them.
     Every peer keeps what it has heard of, for its next start. A message has a part of the entries.
     io thread only. Args: authority: if this peer holds the run's key; expelled: called once for
-    each peer that is; keep: puts all where `Credentials.revoked` finds them (raises OSError).
-    """
+    each peer that is; keep: puts all where `Credentials.revoked` finds them (raises OSError)."""
 
     def __init__(
         self,

@@ -76,8 +76,7 @@ class SignedWords:
         sender's word, except for a departure, which is the peer's own.
 
         Args: problem: why a member cannot be: kept, its words would be newer than all that it can
-        truly say. Raises WireError: it is not signed by its peer, or it cannot be.
-        """
+        truly say. Raises WireError: it is not signed by its peer, or it cannot be."""
         if not message.signed:
             raise wire.WireError("its words are not signed; all peers must have one version")
         said = wire.member_from_message(wire.parse(pb.Member, message.signed))

@@ -168,8 +168,7 @@ class LeaseTable:
 
         Args: opening: tells this time from those before; all answers have it. ahead: blocks beyond
         the one that is drawn from. again: of the epoch that was exhausted last. first: the block
-        to begin with, if it is of that epoch.
-        """
+        to begin with, if it is of that epoch."""
         self.close_stream(stream.id)
         self.ledger.done.setdefault(stream.id, ())  # whatever others have said of how many
         epoch = max(0, self._past.get(stream.id, 0) - again)

@@ -28,8 +28,7 @@ class LeasedBlocks:
 
     Args: at_once: positions that are mostly taken with one call. post: to the I/O thread; must not
     block. receive: waits for the next message of the stream; None when the run ends. opening,
-    again, first: as in `LeaseTable.open_stream`.
-    """
+    again, first: as in `LeaseTable.open_stream`."""
 
     def __init__(
         self,

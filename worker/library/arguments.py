@@ -166,8 +166,7 @@ def plain(value: Any) -> Any:
     """A number of numpy or torch, a list of those or a path as Python has it; others as they are.
 
     >>> plain(np.int64(3)), plain({"a": (np.float32(0.5), torch.tensor(2))}), plain(Path("x"))
-    (3, {'a': [0.5, 2]}, 'x')
-    """
+    (3, {'a': [0.5, 2]}, 'x')"""
     match value:
         case np.generic() | np.ndarray() | torch.Tensor():
             return value.tolist()
@@ -307,8 +306,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     >>> add_arguments(parser)
     >>> options = parser.parse_args(["--join", "one.example:7700", "--name", "second"])
     >>> options.join, options.name, options.insecure
-    (['one.example:7700'], 'second', False)
-    """
+    (['one.example:7700'], 'second', False)"""
     from murmuration.worker.cli.commands import up  # its options, told once
     from murmuration.worker.library.swarm import Swarm
 

@@ -23,8 +23,7 @@ from weakref import WeakSet
 
 import torch
 from torch import distributed as dist
-from torch.optim import Optimizer
-from torch.optim import optimizer as hooks
+from torch.optim import Optimizer, optimizer as hooks
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from murmuration.worker.errors import UsageError

@@ -627,8 +627,7 @@ class Swarm(StepListener):
         ...         print(agreed.weight.item() == first)
         ...     print(model.weight.item() == first)
         True
-        False
-        """
+        False"""
         with self._speaking():
             fragments = self._loop.fragments if self._loop.exchanges else []  # else it is local
             locals_ = [each.local for each in fragments]

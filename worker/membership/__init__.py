@@ -94,8 +94,7 @@ class MemberLimits:
     lie, and would stay: of two records the later start, incarnation and heartbeat win.
 
     This peer's own pace tells how far others can be: nobody is `_FASTER` times as fast as this peer
-    has ever been in the window.
-    """
+    has ever been in the window."""
 
     steps: int
     fragments: int  # of this peer's stage

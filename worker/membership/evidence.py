@@ -201,8 +201,7 @@ class Waits:
     waiting: at one version, that is once. Each other's word counts once.
 
     A peer that was kept waiting comes late itself. So nobody is late by itself while another was
-    late as often for which it has waited, or for which that one has. Args: me: this peer.
-    """
+    late as often for which it has waited, or for which that one has. Args: me: this peer."""
 
     def __init__(self, me: str) -> None:
         self._me = me

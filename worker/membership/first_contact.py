@@ -13,8 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from murmuration.protos import addresses
-from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos import addresses, murmuration_pb2 as pb
 from murmuration.protos.documents import first_difference
 from murmuration.protos.events import Log, Warnings, new_event
 from murmuration.protos.figures import shown

@@ -45,8 +45,7 @@ class MembershipConfig:
 
     A crash is noticed after about gossip_s + 2 probe_timeout_s + suspicion. The suspicion is
     suspicion_factor * max(1, log10(peers)) * probe_s where one peer alone has it, and goes down to
-    suspicion_factor * probe_s where four have.
-    """
+    suspicion_factor * probe_s where four have."""
 
     gossip_s: float = 0.25  # between two exchanges with a random peer
     full_s: float = 30.0  # between two of all that is known, more in swarms above 32

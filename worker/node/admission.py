@@ -20,8 +20,7 @@ from murmuration.protos.addresses import caller_host, check_name, join_address
 from murmuration.protos.documents import first_difference
 from murmuration.protos.figures import duration, shown
 from murmuration.protos.reach import CHECK_ADDRESS, GIVE_TOKEN, cannot_listen, listening_problem
-from murmuration.worker import config as configs
-from murmuration.worker import errors, wire
+from murmuration.worker import config as configs, errors, wire
 from murmuration.worker.background import LoopThread
 from murmuration.worker.config import RUN_WIDE, Config
 from murmuration.worker.folder import NOTHING, Remembered
@@ -373,8 +372,7 @@ class Admission:
         only this machine can reach the peer. Args: newcomer: without contacts the run begins here.
 
         Raises IdentityError: it is not let in; PeersUnreachable; ConfigError: other machines can
-        reach it, and it has no token; UsageError: a token for nothing; AddressInUse.
-        """
+        reach it, and it has no token; UsageError: a token for nothing; AddressInUse."""
         if self.name is not None:
             check_name(self.name, IdentityError)
         if self.insecure:

@@ -131,8 +131,7 @@ class MemoryBudget:
 
     Only forwards wait for memory; backwards free it. One call always fits, however large. A caller
     that holds some has more only within its share, an equal one for each caller of this iteration
-    and the last, and if as much again is left for one that holds none. Others pass it meanwhile.
-    """
+    and the last, and if as much again is left for one that holds none. Others pass it meanwhile."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes

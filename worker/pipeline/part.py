@@ -151,8 +151,7 @@ def neighbour_weights(stage: int, members: Sequence[Member]) -> dict[int, float]
     """The stages to make this one from, and their weights: the norms of their last gradients, alike
     where none is known. The last stage has but one neighbour.
 
-    Ref: arXiv:2506.15461 (CheckFree): W_i = (n_{i-1} W_{i-1} + n_{i+1} W_{i+1}) / their sum.
-    """
+    Ref: arXiv:2506.15461 (CheckFree): W_i = (n_{i-1} W_{i-1} + n_{i+1} W_{i+1}) / their sum."""
     norms: dict[int, float] = {}
     for member in members:
         if member.live and abs(member.stage - stage) == 1:

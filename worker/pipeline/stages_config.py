@@ -15,8 +15,7 @@ ACTIVATIONS = ("bf16", "fp32", "int8")
 class StagesConfig:
     """The stages of a model, and the routes through them.
 
-    Ref: arXiv:2502.19913 (skips), arXiv:2301.11913 (stochastic), arXiv:2506.15461 (rebuild).
-    """
+    Ref: arXiv:2502.19913 (skips), arXiv:2301.11913 (stochastic), arXiv:2506.15461 (rebuild)."""
 
     count: int = 1  # stages S; 1 leaves the model whole
     # How many layers each stage has; empty shares them out by their parameters.

@@ -9,8 +9,7 @@ from collections.abc import Callable, Container, Coroutine
 from contextlib import suppress
 from typing import Any
 
-from murmuration.protos import addresses
-from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos import addresses, murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.background import Tasks, cancel
 from murmuration.worker.transport import Method, Stream, Transport, TransportError, Unreachable

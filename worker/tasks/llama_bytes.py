@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from murmuration.worker.errors import TaskError
-from murmuration.worker.tasks import llama
-from murmuration.worker.tasks import text as texts
+from murmuration.worker.tasks import llama, text as texts
 from murmuration.worker.tasks.llama_config import llama_config
 from murmuration.worker.tasks.task import SPLITS, Batch, Cursor
 

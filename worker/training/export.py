@@ -20,8 +20,7 @@ from murmuration.worker.config import Config, parse_config, task_of
 from murmuration.worker.errors import CheckpointError, UsageError
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.tasks import ExportsToHuggingFace, Task
-from murmuration.worker.training import checkpoint
-from murmuration.worker.training import model as models
+from murmuration.worker.training import checkpoint, model as models
 from murmuration.worker.training.checkpoint import Checkpoint, config_of
 from murmuration.worker.training.kseed import give_seed_space, take_seed_space
 from murmuration.worker.training.optimizers import KSEED

@@ -117,8 +117,7 @@ class Muon(Optimizer):
     True
 
     Ref: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; arXiv:2502.16982 (the
-    scaling, section 2.2).
-    """
+    scaling, section 2.2)."""
 
     def __init__(
         self, params: Iterable[nn.Parameter], *, lr: float, momentum: float, weight_decay: float

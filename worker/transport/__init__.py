@@ -131,8 +131,7 @@ class Transport(Protocol):
 
     Where a `peer` is named, the certificate at the address must be of that name, if there are any;
     otherwise, of any peer of the run. `tunnel` gives HOST:PORT on this machine that leads to a peer
-    which cannot be dialled; None: it can be.
-    """
+    which cannot be dialled; None: it can be."""
 
     tunnel: "Callable[[str], str | None]"
 
@@ -173,8 +172,7 @@ class Traffic:
 
     A message costs its own bytes, gRPC's prefix of 5 and HTTP/2's 9 for each 16 KiB begun. What is
     not counted (HTTP/2 HEADERS of each call, window updates, TCP/IP headers) was measured at under
-    0.1 % of a shard's exchange. Nor is TLS counted, which adds 22 bytes to each 16 KiB.
-    """
+    0.1 % of a shard's exchange. Nor is TLS counted, which adds 22 bytes to each 16 KiB."""
 
     def __init__(self) -> None:
         self.sent: Counter[str] = Counter()

@@ -10,8 +10,7 @@ from google.protobuf.message import DecodeError, Message
 
 from murmuration.algorithms.counted import MOST_PARTS, RECORDED_ROUNDS, CountedRound, History, Part
 from murmuration.algorithms.fragments import Ranges
-from murmuration.protos import documents
-from murmuration.protos import murmuration_pb2 as pb
+from murmuration.protos import documents, murmuration_pb2 as pb
 from murmuration.protos.addresses import check_name
 from murmuration.worker.leases.ledger import Block, Holding, LeaseNews, OpenedStream
 from murmuration.worker.membership import MAX_UNREACHABLE, Digest, Health, Member, Phase

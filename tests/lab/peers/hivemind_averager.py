@@ -48,8 +48,7 @@ class LostParts(logging.Handler):
     Where a peer does not answer in full, hivemind leaves the parts it lacks as they were, or leaves
     a peer out of them, and reports success: the warning is all there is. It happens now and then on
     slow links and busy processors: streams are reset, and the last parts in them are lost. The
-    averager is a forked process, hence the shared counter, made before it.
-    """
+    averager is a forked process, hence the shared counter, made before it."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

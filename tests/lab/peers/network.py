@@ -13,8 +13,7 @@ def interface_of(address: str) -> str:
     """The interface of this network namespace that has an IPv4 address.
 
     Raises:
-        ValueError: there is none.
-    """
+        ValueError: there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode())

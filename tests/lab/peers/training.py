@@ -60,8 +60,7 @@ class Metrics:
     """Seconds and rounds, counted as the `murmur` worker counts them.
 
     `wall_s` ends with the last inner step, before the round that follows it; `stall_s` has that
-    round too, and failed ones.
-    """
+    round too, and failed ones."""
 
     first_step_at: float = math.nan
     last_step_at: float = math.nan
@@ -90,8 +89,7 @@ class Training:
     before theirs, since it marks where computing ends and exchanging begins.
 
     Attributes:
-        waited_s: how long the step's gradients have just been waited for, in its backward pass.
-    """
+        waited_s: how long the step's gradients have just been waited for, in its backward pass."""
 
     waited_s: Callable[[], float] = staticmethod(lambda: 0.0)
 
@@ -117,8 +115,7 @@ class Training:
 
         Args:
             exchange: called after every H inner steps; ends the round, and says whether it came to
-                anything. What an optimizer's hook does of it earlier counts as stall as well.
-        """
+                anything. What an optimizer's hook does of it earlier counts as stall as well."""
         metrics, options = self.metrics, self.options
         metrics.first_step_at = time.monotonic()
         for step in range(1, options.steps + 1):
@@ -144,8 +141,7 @@ class Training:
             anchor, momentum: the outer state, flat, in the fragment's order.
             system: what was measured, with its settings.
             rounds_partial: completed rounds whose mean lacked somebody's part, here; none where
-                an all-reduce is whole or fails.
-        """
+                an all-reduce is whole or fails."""
         sent = sent_bytes(self._interface) - self._sent_before
         self.load(anchor)
         found = validate(self.task, self.model, self.options.seed)

@@ -6,8 +6,7 @@ from dataclasses import replace
 from unittest.mock import ANY
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from murmuration.algorithms.diagnosis import Diagnosis, FaultPlace, PeerFigures, Verdict, diagnose
 

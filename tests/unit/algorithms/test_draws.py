@@ -4,8 +4,7 @@ from collections import Counter
 from itertools import chain, combinations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from murmuration.algorithms.draws import groups, membership_id, reducer_orders, separated, weight
 

@@ -4,8 +4,7 @@ import math
 from dataclasses import asdict
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from murmuration.algorithms.link import Link, lognormal, parse_link
 

@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from murmuration.algorithms.link import Link
 from murmuration.algorithms.plan import PRESETS, Plan

@@ -27,8 +27,7 @@ from murmuration.protos.exit_codes import MurmurError
 from murmuration.worker.identity.authority import Authority
 from murmuration.worker.identity.certificates import FOLDER, Role, new_key, request_for
 from tests.support.commands import refused
-from tests.support.stranger import Stranger, calling
-from tests.support.stranger import serving as answered
+from tests.support.stranger import Stranger, calling, serving as answered
 
 MANIFEST = pack({"diloco": {"inner_steps": 50}})
 INTRODUCE = "Coordinator/Introduce"

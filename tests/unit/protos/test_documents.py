@@ -8,8 +8,7 @@ from contextlib import contextmanager, suppress
 import msgpack
 import pytest
 import zstandard
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from murmuration.protos.documents import (
     MANIFEST_BYTES,

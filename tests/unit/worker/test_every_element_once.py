@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from murmuration.algorithms.codecs import CODECS, codec_by_name
 from murmuration.algorithms.diloco import mean_in_order

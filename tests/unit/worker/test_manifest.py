@@ -7,8 +7,7 @@ from typing import Any
 import msgpack
 import pytest
 import zstandard
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from murmuration.algorithms.fragments import TensorSpec
 from murmuration.protos.documents import first_difference, pack

@@ -60,8 +60,7 @@ class Patience:
     apart, and for a twentieth of a usual round. While the round overlaps inner steps nobody
     waits; half of that time is left for the way back.
 
-    Args: most_s: the longest; also of a fragment of which no round is known.
-    """
+    Args: most_s: the longest; also of a fragment of which no round is known."""
 
     def __init__(self, most_s: float, plan: "Plan") -> None:
         self._most_s, self._brief = most_s, plan.waits_for_nobody
@@ -483,8 +482,7 @@ def next_group(
 
     A peer of the group stays if at least half of the shards count it: no single reducer can leave
     one out, or keep one that others do not see. Joiners count for one round, and stay by what they
-    contribute in it. `contributors` are of each shard, `joiners` of the shard that names them.
-    """
+    contribute in it. `contributors` are of each shard, `joiners` of the shard that names them."""
     counted = Counter(peer for peers in contributors for peer in set(peers))
     stay = {peer for peer, count in counted.items() if 2 * count >= len(contributors)}
     # Where none of the group is left, those that hold the round in its place lay out the next.

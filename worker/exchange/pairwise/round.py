@@ -83,8 +83,7 @@ class PairRound:
     of. From `deadline` on nobody prepares; a peer that is not prepared by then gives up. Args:
     group: the peers of the round, this one included; key: (fragment, round); own: by part, what
     this peer gives; the contribution comes when the round begins; laid: when (s) it was laid
-    out.
-    """
+    out."""
 
     def __init__(
         self,
@@ -247,8 +246,7 @@ class PairRound:
 
         One that is cut off is waited for as long as one that has not come; half as long if it is
         suspected too, so that the peer that waits next does not wait in vain. Once this peer is
-        prepared, the partner may have applied the round: then a suspicion alone is not enough.
-        """
+        prepared, the partner may have applied the round: then a suspicion alone is not enough."""
         partner, patience_s = self.partners[peer], self._config.patience_s
         if partner.prepared:
             return None

@@ -8,8 +8,7 @@ from itertools import combinations, pairwise
 from unittest.mock import Mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from murmuration.algorithms.skippipe import routing as routings
 from murmuration.algorithms.skippipe.local_search import trade_stage

@@ -7,8 +7,7 @@ from dataclasses import replace
 from unittest.mock import Mock, call
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from murmuration.worker.leases import LeasedBlocks, LeaseTable, Ledger
 from murmuration.worker.leases.ledger import (

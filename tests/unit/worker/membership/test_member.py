@@ -4,8 +4,7 @@ from dataclasses import replace
 from functools import reduce
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from murmuration.worker.membership import Digest, Health, Member, MemberLimits, Phase, newest
 

@@ -1,8 +1,7 @@
 """A peer's words about its rounds: totals, the latest, those on their way, their figures."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from murmuration.protos.events import new_event
 from murmuration.worker.exchange.measured import Arrivals

@@ -11,8 +11,11 @@ from murmuration.worker.config import load_config
 from murmuration.worker.errors import ConfigError
 from murmuration.worker.tasks import Batch, Cursor, TaskError
 from murmuration.worker.training import kseed
-from murmuration.worker.training.kseed import SeedReplica, give_seed_space
-from murmuration.worker.training.kseed import seed_space_of as space_of
+from murmuration.worker.training.kseed import (
+    SeedReplica,
+    give_seed_space,
+    seed_space_of as space_of,
+)
 from murmuration.worker.training.model import schema_of, trained_parameters
 from murmuration.worker.training.optimizers import InnerConfig
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from murmuration.algorithms.counted import (
     MOST_PARTS,

@@ -6,8 +6,7 @@ from itertools import product
 
 import pytest
 import zstandard
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire

@@ -4,8 +4,7 @@ from itertools import product
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from murmuration.algorithms.codecs import codec_by_name
 from murmuration.worker import wire

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from statistics import median
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from murmuration.algorithms.plan import Plan
 from murmuration.worker import wire

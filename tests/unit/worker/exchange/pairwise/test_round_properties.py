@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from murmuration.worker import wire
 from murmuration.worker.exchange.pairwise.round import PARTS, PairRound, TheirPart
