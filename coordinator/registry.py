@@ -84,10 +84,9 @@ class Registry:
 
     def ended(self, now: float) -> str:
         """Says so where the run is over and nobody trains any more; else empty."""
-        all_ = sorted(self.members.items())
-        done = [name for name, known in all_ if known.member.phase == pb.PHASE_DONE]
-        trains = any(not k.done and k.silent_s(now) <= LOST_AFTER_S for _, k in all_)
-        return f"the run is over: {done[0]} is done" if done and not trains else ""
+        done = [name for name, k in self.members.items() if k.member.phase == pb.PHASE_DONE]
+        trains = any(not k.done and k.silent_s(now) <= LOST_AFTER_S for k in self.members.values())
+        return f"the run is over: {min(done)} is done" if done and not trains else ""
 
     def status(self, now: float) -> dict[str, object]:
         """The document that `murmur status` shows."""

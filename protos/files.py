@@ -1,5 +1,6 @@
 """Writes what a full disk neither tears nor ends: whole files, logs, and stdout."""
 
+import atexit
 import errno
 import json
 import os
@@ -86,14 +87,15 @@ class LineLog:
         self._bytes = os.fstat(self._file).st_size
 
 
-_skipped = [0]  # lines
+_skipped, _LAST_S = [0], 1.0  # lines; at the end
 
 
-def takes_lines(stream: IO[str]) -> bool:
-    """Tells whether a line can be printed at once, not where a terminal is stopped or a pipe full:
-    a peer must not wait there. How many lines were left out is printed before the next."""
+def takes_lines(stream: IO[str], wait_s: float = 0.0) -> bool:
+    """Tells whether a line can be printed so soon, not where a terminal is stopped or a pipe full:
+    a peer must not wait there. How many were left out is printed before the next, or at the end."""
     with suppress(OSError, TypeError, ValueError):  # it is no file
-        if not select.select([], [stream], [], 0)[1]:
+        if not select.select([], [stream], [], wait_s)[1]:
+            _ = _skipped[0] or atexit.register(takes_lines, stream, _LAST_S)
             _skipped[0] += 1
             return False
     if _skipped[0]:

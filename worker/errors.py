@@ -22,9 +22,6 @@
 whatever it holds: that is `murmuration.worker.wire.WireError`, which no user meets.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from murmuration.protos.exit_codes import (
     ExitCode,
     MurmurError as MurmurError,
@@ -53,7 +50,7 @@ class ManifestRefused(MurmurError):
 
     exit_code = ExitCode.MANIFEST_REFUSED
 
-    def __init__(self, message: str = "", own: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, message: str = "", own: dict[str, object] | None = None) -> None:
         super().__init__(message)
         self.own = own or {}
 

@@ -174,7 +174,7 @@ class Remembered:
             "run": f"{self.run:016x}",
             "contacts": self.contacts[:_MOST],
             "members": dialled[:_MOST],
-            "over": self.over,
+            **({"over": True} if self.over else {}),
         }
         write_atomically(folder / _MEMBERS, json.dumps(document, indent=1).encode())
 
@@ -190,9 +190,8 @@ def remembered(
         return NOTHING
     try:
         document = read_json(path, _MOST_BYTES)
-        contacts_, members = (tuple(_addresses(document[k])) for k in ("contacts", "members"))
-        run, over = int(str(document["run"]), 16), document.get("over") is True
-        found = Remembered(run, contacts_, members, over)
+        met, members = (tuple(_addresses(document[key])) for key in ("contacts", "members"))
+        found = Remembered(int(str(document["run"]), 16), met, members, "over" in document)
     except (OSError, ValueError, LookupError, TypeError):
         tell(f"{path} is damaged or cannot be read: its members of the run are not tried")
         return NOTHING

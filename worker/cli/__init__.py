@@ -77,8 +77,7 @@ def main() -> None:
         said = " ".join(error.format_message().split()).rstrip(".")
         said = said.replace(". Did you", "; did you").replace(". (Did you", " (did you")
         if isinstance(error, click.MissingParameter) and error.ctx:
-            words = error.ctx.command.collect_usage_pieces(error.ctx)
-            said += f", of {error.ctx.command_path} {' '.join(words)}"
+            said += ", of " + " ".join(error.ctx.get_usage().split()[1:])
         command = " ".join(("murmur", *(each for each in sys.argv[1:2] if each[:1] != "-")))
         command = error.ctx.command_path if error.ctx else command
         said = f"{said[:1].lower()}{said[1:]}{'' if said.endswith('?') else ';'}"

@@ -19,7 +19,6 @@ from murmuration.worker.cli.commands import WorkerFlags, addresses_and_run
 from murmuration.worker.cli.options import RunFlags, options
 from murmuration.worker.errors import MurmurError, PeersUnreachable, UsageError
 from murmuration.worker.folder import is_taken
-from murmuration.worker.identity.authority import TRIAL
 from murmuration.worker.identity.certificates import Identity, IdentityError
 from murmuration.worker.membership import Member
 from murmuration.worker.node.own_address import ROUTER, source_host
@@ -143,8 +142,7 @@ def _network(
         with flags.newcomer([address], _CALL_S, tell=lambda line: None) as newcomer:
             try:
                 if (identity := flags.identity(newcomer, trial=True)) is not None:
-                    held = "" if identity.name.startswith(TRIAL) else "the certificate of --out "
-                    yield Finding("token", True, f"{held or 'it '}lets this machine in")
+                    yield Finding("token", True, "with it, or with --out, this machine is let in")
             except MurmurError as error:
                 about = "the peer" if isinstance(error, PeersUnreachable) else "token"
                 yield (problem := Finding.refused(about, error))

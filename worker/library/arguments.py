@@ -359,7 +359,7 @@ def agree_on_terms(
             raise ManifestRefused(
                 f"{first.address} trains another model: {different}; build the same one, with the "
                 "same parts frozen, or join another run",
-                own.document,
+                dict(own.document),
             )
     for key, does in _OF_RUNS.items():
         if getattr(config.run, key):

@@ -291,8 +291,7 @@ class Swarm(StepListener):
 
     def _tell_beginning(self, opening: ExitStack) -> None:
         if self._out is not None and not hold(self._out, opening):
-            told = f"out={str(self._out)!r}: another process writes there too; give each peer a "
-            told += "folder of its own"
+            told = f"out={str(self._out)!r}: another peer writes there; take a folder for each"
             if self._identity is not None:  # and has the key and the name that are kept there
                 raise ConfigError(told)
             self.warn(told)

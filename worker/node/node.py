@@ -406,8 +406,7 @@ class Node:
 
     async def _remember(self) -> None:
         over = self.published is not None and self.published.phase is Phase.DONE
-        others = sorted(self.gossip.others, key=lambda member: not member.live)
-        found = tuple(member.address for member in others)
+        found = tuple(m.address for m in sorted(self.gossip.others, key=lambda m: not m.live))
         known = Remembered(self._manifest.run, tuple(self._configured), found, over)
         if (folder := self._credentials.folder) is not None and found and known != self._kept:
             with suppress(OSError):  # a full disk is told by what is written besides

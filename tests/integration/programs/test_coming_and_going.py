@@ -85,9 +85,6 @@ def test_the_first_peer_goes_before_the_run_begins(tmp_path, number):
         assert "\n" not in outcome.error
 
 
-# ------------------------------------------------------------------------------- in whatever order
-
-
 def says(words: str) -> Callable[[dict[str, Any]], bool]:
     return lambda event: event["event"] == "said" and words in event["text"]
 

@@ -120,9 +120,6 @@ def test_a_peer_that_lies_harms_nobody_else():
     assert {place.peer for place in found([lies, *honest[1:]])} <= {"w0"}
 
 
-# ------------------------------------------------------------------------------------ over time
-
-
 def looks(
     diagnosis: Diagnosis, *spans: tuple[int, dict[int, float]]
 ) -> list[tuple[int, Verdict, bool]]:

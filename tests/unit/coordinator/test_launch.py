@@ -63,9 +63,6 @@ def test_command_lines():
     ]
 
 
-# -------------------------------------------------------------------------------------- slow links
-
-
 def test_each_worker_has_its_own_link_or_the_common_one():
     links = Launch(workers=4, links=("w0=5mbit", "w2=100mbit,delay=20ms", "20mbit")).link_of()
     assert list(links) == ["w0", "w1", "w2", "w3"]

@@ -186,9 +186,6 @@ def test_one_that_listens_and_says_nothing_is_given_up_in_time():
         ask(f"127.0.0.1:{deaf.getsockname()[1]}", timeout_s=0.3)
 
 
-# ------------------------------------------------------------------------------------- the session
-
-
 class Lines(io.StringIO):
     """Collects what is printed; calls back with the address once it is known."""
 

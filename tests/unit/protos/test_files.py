@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -60,9 +61,16 @@ def test_a_line_that_nothing_takes_holds_nobody_up_and_is_counted(monkeypatch):
     os.write(writes, bytes(fcntl.fcntl(writes, fcntl.F_SETPIPE_SZ, 4096)))
     with open(reads, "rb") as pipe, open(writes, "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
-        for _ in range(2):
-            print_line("lost")
-        assert set(os.read(pipe.fileno(), 1 << 20)) == {0}
-        print_line("told")
-        told = os.read(pipe.fileno(), 1 << 20)
-    assert told == b"2 lines are missing here, as nothing took them\ntold\n"
+        at_the_end = Mock()
+        monkeypatch.setattr("atexit.register", at_the_end)
+        for ends in (False, True):
+            for _ in range(2):
+                print_line("lost")
+            assert set(os.read(pipe.fileno(), 1 << 20)) == {0}
+            tell, *given = at_the_end.call_args.args
+            assert tell(*given) if ends else not print_line("told")
+            full.flush()
+            told = os.read(pipe.fileno(), 1 << 20)
+            last = b"" if ends else b"told\n"
+            assert told == b"2 lines are missing here, as nothing took them\n" + last
+            os.write(writes, bytes(4096))

@@ -62,9 +62,6 @@ def test_a_checkpoint_of_a_part_is_refused(config, tmp_path):
     )
 
 
-# --------------------------------------------------------------------------------- assemble
-
-
 @pytest.fixture
 def staged(config: Config) -> Config:
     """The same in three stages and one fragment."""

@@ -15,13 +15,9 @@ from torch.optim.lr_scheduler import StepLR
 
 from murmuration import Muon, MurmurError, Swarm
 from murmuration.worker.library.arguments import in_arguments
+from tests.unit.worker.library.test_swarm import model_of
 
 NAN = float("nan")
-
-
-def model_of() -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = nn.Linear(4, 1)
-    return model, SGD(model.parameters(), lr=0.01)
 
 
 def refusal(make: Callable[[], object]) -> str:

@@ -92,13 +92,13 @@ def test_a_loop_without_an_end_ends_with_its_block(tmp_path):
         held = values(model)
         with Swarm(*model_of(), out=tmp_path / "deep" / "er"):
             pass
-        with one_line(ConfigError, r"er': another process writes there too; give each peer"):
+        with one_line(ConfigError, r"er': another peer writes there; take a folder"):
             Swarm(*model_of(), out=tmp_path / "deep" / "er", listen="0.0.0.0:0").__enter__()
     assert torch.equal(held, values(model))
     found = events(tmp_path / "deep" / "er")
     assert ([e["event"] for e in found].count("round"), found[-1]["unsent_steps"]) == (2, 1)
     told = [event["text"] for event in found if event["event"] == "warning"]
-    assert ["another process writes there too" in text for text in told] == [True, False]
+    assert ["another peer writes there" in text for text in told] == [True, False]
 
 
 def test_an_exception_leaves_the_parameters_as_they_are():

@@ -47,8 +47,18 @@ def test_one_of_several_that_answers_is_enough(where):
     assert first.peers(addresses) == tuple(addresses)
 
 
-def test_who_comes_later_is_waited_for_and_the_user_told_whom_it_waits_for():
+ALONE = "begin another by `murmur up`; trying"
+ENDS = {
+    None: f"if the run is over, {ALONE} for 2 min 00 s more",
+    False: f"if the run is over, {ALONE} until one does",
+    True: f"this peer's run is over: {ALONE} for 2 min 00 s more",
+}
+
+
+@pytest.mark.parametrize("over", ENDS)  # None: of one that was no member
+def test_who_comes_later_is_waited_for_and_the_user_told_whom_it_waits_for(over):
     first, second = free_addresses(2)
+    known = NOTHING if over is None else Remembered(RUN.run, (first,), (first,), over)
     told: list[str] = []
     with ExitStack() as later:
 
@@ -56,29 +66,12 @@ def test_who_comes_later_is_waited_for_and_the_user_told_whom_it_waits_for():
             told.append(line)
             later.enter_context(peer(second))
 
-        with Newcomer([first, second], tell=tell) as asks:
+        with Newcomer([first, second], remembered=known, tell=tell) as asks:
             assert asks.ask_run(None).address == second
     (line,) = told
     refused = "connection refused"
     assert line.startswith(f"nobody answers yet: {first}: {refused}; {second}: {refused}; check ")
-    assert line.endswith("; trying for 2 min 00 s more")
-
-
-@pytest.mark.parametrize("over", [False, True])
-def test_a_member_tries_without_end_unless_its_run_is_over(over):
-    (address,), told = free_addresses(1), list[str]()
-    known = Remembered(RUN.run, (address,), (address,), over)
-    with ExitStack() as later:
-
-        def tell(line: str) -> None:
-            told.append(line)
-            later.enter_context(peer(address))
-
-        with Newcomer([address], remembered=known, tell=tell) as asks:
-            asks.ask_run(None)
-    run = "this peer's run is over: " if over else "if the run is over, "
-    until = "for 2 min 00 s more" if over else "until one does"
-    assert told[0].endswith(f"; {run}begin another by `murmur up`; trying {until}")
+    assert line.endswith(f"; {ENDS[over]}")
 
 
 def test_a_coordinator_says_that_the_run_is_over():
@@ -165,9 +158,6 @@ async def test_who_answers_has_turned_nobody_away(monkeypatch):
     monkeypatch.setattr(asks, "_transport", SimpleNamespace(call=client))
     found = [await asks._glance("a:1", False, 1.0) for _ in range(5)]
     assert [each and each.seen_from for each in found] == [None, None, "", None, None]
-
-
-# ---------------------------------------------------------------------------- what is remembered
 
 
 def quiet(line: str) -> None:

@@ -46,9 +46,6 @@ def test_without_faults_everything_is_applied():
         assert all(part.applied for part in world.attendances), f"seed {seed}"
 
 
-# ------------------------------------------------------------- the checks find what is wrong
-
-
 class Spoiled(WatchedPairs):
     """Its rounds have other rules."""
 

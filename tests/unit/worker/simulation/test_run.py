@@ -66,9 +66,6 @@ def test_what_makes_no_sense_is_refused(changes, reason):
         Scenario(**changes)
 
 
-# ------------------------------------------------------------------------------------------ pairs
-
-
 def calm(**changes: object) -> Scenario:
     """20 Mbit/s, 50 ms: the 4 MB of a pseudo-gradient take 1.6 s."""
     return Scenario(**{"rounds": 6} | changes)
