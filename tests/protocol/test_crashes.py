@@ -238,7 +238,7 @@ async def test_a_peer_of_another_run_is_refused_with_the_first_difference():
         await swarm.until(lambda: swarm["x"].train.ended, 30)
         error = swarm["x"].train.error
         assert isinstance(error, ManifestRefused)
-        assert "diloco.inner_steps: 4 here, 3 there" in str(error)
+        assert "diloco.inner_steps: 4 in the joiner's, 3 in this run's" in str(error)
         swarm["x"].killed = True  # it has ended by itself
         await swarm.ends_equal(versions=(10,))
         assert {member["peer"] for member in swarm["a"].members} == {"a", "b"}

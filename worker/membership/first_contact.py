@@ -212,7 +212,7 @@ class FirstContact:
                 "where others reach this peer"
             )
         if reply.refusal:
-            raise ManifestRefused(f"{address} refuses this run: {shown(reply.refusal, 200)}")
+            raise ManifestRefused(f"{address} refuses this peer: {shown(reply.refusal, 200)}")
         members, refused = self.gossip.read_members(reply.members, reply.certificates)
         for reason in refused:
             self.gossip.warnings.add(f"does not believe {address}: {reason}")
