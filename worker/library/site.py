@@ -11,6 +11,7 @@ the first holds more of a parameter than its own shard.
       at the end: go on     ──►     return, with what rank 0 tells of the swarm
 """
 
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -306,8 +307,8 @@ def is_site() -> bool:
 def _end(groups: list[dist.ProcessGroup]) -> None:
     """Joins a group's threads: one that frees a tensor while the interpreter ends aborts it."""
     with suppress(ValueError):  # the loop has destroyed all groups
-        dist.destroy_process_group(groups[0])
-    groups.clear()
+        dist.destroy_process_group(groups.pop())
+    time.sleep(0.05)  # those of the loop's groups get Python's lock, and free what they hold
 
 
 def _wait_for(*works: dist.Work | None) -> None:

@@ -260,9 +260,8 @@ class Commitment:
         starts = range(0, leaves.elements, leaves.size)
         cuts = [codec.encoded_bytes(at) for at in (*starts, leaves.elements)]
         self._values = [payload[start:stop] for start, stop in pairwise(cuts)]
-        if norms and not of_leaves:
-            of_leaves = norms_of(codec, payload, leaves.elements, leaves.size)
-        level = _leaves(self._values, of_leaves)
+        sized = payload, leaves.elements, leaves.size
+        level = _leaves(self._values, of_leaves or (norms and norms_of(codec, *sized)))
         self._levels = [level]
         while len(level) > 1:
             level = [_parent(level[at : at + 2]) for at in range(0, len(level), 2)]
