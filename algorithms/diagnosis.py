@@ -151,8 +151,7 @@ class _Look:
 
     def links(self, ways: Iterable[Verdict]) -> list[Verdict]:
         """Slow links between two peers, which no slow uplink, downlink or machine explains."""
-        slow = {(each.place.kind, each.place.peer) for each in ways}
-        found = []
+        slow, found = {(each.place.kind, each.place.peer) for each in ways}, []
         for (sender, receiver), (mbps, seconds) in self._rates.items():
             explained = ("uplink", sender) in slow or ("downlink", receiver) in slow
             if explained or not self._busy.isdisjoint((sender, receiver)):
@@ -239,12 +238,10 @@ class Diagnosis:
         gone."""
         known = [place for place, case in self._cases.items() if case.found]
         seen = {each.place: each for each in diagnose(swarm, in_turn=self._in_turn, known=known)}
-        by_name = {each.peer: each for each in swarm}
-        changes = []
+        by_name, changes = {each.peer: each for each in swarm}, []
         for place in dict.fromkeys((*self._cases, *seen)):
             case, verdict = self._cases.get(place), seen.get(place)
-            figures = by_name.get(place.peer)
-            disk = place.kind == "disk"
+            figures, disk = by_name.get(place.peer), place.kind == "disk"
             evidence = 0 if figures is None else figures.saves if disk else figures.rounds
             least = _HOLD_SAVES if disk else _HOLD_ROUNDS
             if verdict is not None and (case is None or evidence < case.at):

@@ -160,9 +160,7 @@ def go_on_with_integers(
 def merge(local: Tensor, anchor: Tensor, alpha: float) -> Tensor:
     """alpha * local + (1 - alpha) * anchor, fresh; for a peer that contributed to the round
     (arXiv:2501.18512 eq. 3). With alpha = 0 the steps taken during the overlap are discarded."""
-    if alpha == 0:
-        return anchor.clone()
-    return (local * alpha).add_(anchor * (1 - alpha))
+    return anchor.clone() if alpha == 0 else (local * alpha).add_(anchor * (1 - alpha))
 
 
 def keep_unsent(

@@ -106,8 +106,7 @@ def separated(
     for one, other in unreachable:
         unreached[one].add(other)
         unreached[other].add(one)
-    groups = [list(group) for group in drawn]
-    spare = list(bench)
+    groups, spare = [list(group) for group in drawn], list(bench)
     for index in range(len(groups)):
         while _change(groups, index, spare, unreached):
             pass

@@ -145,8 +145,7 @@ class FragmentOptimizer:
     ) -> None:
         self.state, self._averaged, self._exact = state, averaged, exact
         self.in_flight: Contribution | None = None
-        self.failed = False
-        self.work_steps = 0
+        self.failed, self.work_steps = False, 0
         self.spread: float | None = None
         self._plan, self._state_hash = plan, state_hash
         self._nesterov = plan.nesterov
@@ -407,8 +406,7 @@ class FragmentOptimizer:
         """Ends a round in flight that another peer's state of this version holds already, or knows
         nothing of: it is of an earlier version. `counted` and `error` are as in `abandon`, if
         known. Returns the local parameters without another start."""
-        local = self._from_anchor(local)
-        back = version < self.state.version
+        local, back = self._from_anchor(local), version < self.state.version
         if self.in_flight is None or (self.in_flight.round >= version and not back):
             return local
         contribution = self._ended()

@@ -187,8 +187,7 @@ def largest_stable_c(a: float, size: int = 2) -> float:
 def largest_stable_b(a: float, c: float, size: int = 2) -> float:
     """The limit that b must stay below, for 0 <= a < 1 and a stable c. A smaller drive is stable if
     none and all of it are: the condition is concave in it."""
-    q = (size - 1) / size
-    square = (1 + a) / size - 2 * a / size**2
+    q, square = (size - 1) / size, (1 + a) / size - 2 * a / size**2
     linear = -2 * (1 - a * a) / size - 4 * a * c * q / size
     constant = c * c * q * (1 + a) - 2 * c * q * (1 - a * a) - 2 * a * (c * q) ** 2
     root = (-linear + math.sqrt(linear * linear - 4 * square * constant)) / (2 * square)

@@ -11,6 +11,7 @@ for the trimmed mean.
 import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median_high
 from typing import Literal
 
 import torch
@@ -26,7 +27,8 @@ _LEAST_LIMIT = 1.5
 _FEWEST = 3  # contributions that have a median
 _FEWEST_TRIMMED = 5
 NORM_SLACK = 2.0  # an encoding may enlarge a mean's norm
-_FAR = 10.0  # times the median: no honest contribution of equal work has that
+_LARGEST = 16.0  # times the usual norm that an earlier one may have
+FAR = 10.0  # times the median: no honest contribution of equal work has that
 _STRIKES = 3
 _MOST_STRIKES = 12
 _MOST_DOUBLED = 16  # times
@@ -128,13 +130,38 @@ class Quarantine:
         self._seen[fragment] = round_
         for peer, ratio in ratios.items():
             before = self._strikes.get(peer, 0)
-            strikes = before + (1 if ratio > _FAR + kept else -1)
+            strikes = before + (1 if ratio > FAR + kept else -1)
             self._strikes[peer] = min(max(before, _MOST_STRIKES), max(0, strikes))
             if self._strikes[peer] >= _STRIKES:
                 self.peers |= {peer}
             elif not self._strikes[peer]:
                 del self._strikes[peer]
                 self.peers, self.liars = self.peers - {peer}, self.liars - {peer}
+
+
+class UsualNorms:
+    """The norms of contributions lately, by fragment or part of one: a peer's own, and others' as
+    far as they count. At least a part of its largest, so that two that have learned all meet."""
+
+    def __init__(self) -> None:
+        self._lately = defaultdict[object, deque[float]](lambda: deque(maxlen=2 * _LATELY))
+        self._largest = defaultdict[object, float](float)
+
+    def saw(self, of: object, norms: Iterable[float], own: float) -> None:
+        self._lately[of].extend(norms)
+        self._largest[of] = max(self._largest[of], own)
+
+    def norm(self, of: object, own: float = 0.0) -> float:
+        """The usual norm, 0 where none is known. Args: own: of this peer in this round."""
+        return max(own, median_high(self._lately[of] or [0.0]), self._largest[of] / _LARGEST)
+
+    def factor(self, of: object, size: float, limit: float, own: float | None) -> float:
+        """How much counts of a partner's contribution of this norm, or of the way to its anchor: up
+        to `limit` usual ones (0: all). Raises ValueError: none is known yet. Args: own: at hand."""
+        usual = self.norm(of, own or 0.0)
+        if usual == 0 and own is None and size > 0 < limit:
+            raise ValueError("no contribution is known yet")
+        return min(1.0, limit * usual / size if size else 1.0) or 1.0
 
 
 class Doubts:
@@ -200,6 +227,5 @@ def trimmed_mean(contributions: Sequence[Tensor]) -> Tensor:
     """The mean of each value without its largest and its smallest fifth, rounded up; of three or
     more."""
     count = len(contributions)
-    cut = -(-count // 5)
-    ordered = torch.stack(tuple(contributions)).sort(dim=0).values
+    cut, ordered = -(-count // 5), torch.stack(tuple(contributions)).sort(dim=0).values
     return ordered[cut : count - cut].sum(dim=0).div_(count - 2 * cut)

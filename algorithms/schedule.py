@@ -76,6 +76,4 @@ class Schedule:
         beyond = step - self.offset(fragment)
         if 0 < step <= self.steps and beyond >= 0 and beyond % self.inner_steps == 0:
             return Due(fragment, beyond // self.inner_steps)
-        if step == self.steps:
-            return Due(fragment, self.rounds(fragment) - 1)
-        return None
+        return Due(fragment, self.rounds(fragment) - 1) if step == self.steps else None

@@ -162,8 +162,7 @@ def predict(plan: Plan, workload: Workload, link: Link, peers: int) -> PlanPredi
     rounds, rates_mbps = rounds_of(plan, workload, peers), np.array([link.rate_mbps])
     share = float(utilization(workload, rounds, rates_mbps, latency_s=latency_s(link))[0])
     computing_s = plan.inner_steps * workload.step_s
-    bits = rounds.bits_per_period
-    period_s = computing_s / share
+    bits, period_s = rounds.bits_per_period, computing_s / share
     largest_bits = max(rounds.due_bits().values(), default=0.0)
     given_s = max(1, plan.overlap_steps) * workload.step_s
     peak_s = largest_bits / (link.rate_mbps * 1e6) + (latency_s(link) if bits else 0.0)
@@ -223,8 +222,7 @@ def utilization(
     now_s, done, flight = np.zeros_like(s_per_bit), 0, dict[int, Floats]()
     free_s, began_s = np.zeros_like(s_per_bit), np.zeros_like(s_per_bit)
     for step in sorted(events | {begin, end}):
-        now_s = now_s + (step - done) * workload.step_s
-        done = step
+        now_s, done = now_s + (step - done) * workload.step_s, step
         if tau and (there_s := flight.pop(step - tau, None)) is not None:
             now_s = np.maximum(now_s, there_s)
         if (due := sent.get((step - 1) % inner_steps + 1)) is not None:

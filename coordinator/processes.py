@@ -183,8 +183,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.first: int | None = None
-        self.insistent = False
-        self._first_s = 0.0
+        self.insistent, self._first_s = False, 0.0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupts":

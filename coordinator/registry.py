@@ -48,8 +48,7 @@ class Registry:
     def __init__(self) -> None:
         self.members: dict[str, KnownPeer] = {}
         self.keys: dict[str, str] = {}  # fingerprints, by name, where calls are encrypted
-        self.manifest = b""
-        self.run = ""
+        self.manifest, self.run = b"", ""
         self.refused: Counter[str] = Counter()
 
     def introduce(self, request: pb.IntroduceRequest, now: float) -> pb.IntroduceReply:

@@ -44,8 +44,7 @@ def main() -> int:
     files, lines = counted(
         path for line in tracked.stdout.split() if (path := _ROOT / line).exists()
     )
-    table = Table("package", "files", "of", "lines", "of", box=None)
-    above = []
+    table, above = Table("package", "files", "of", "lines", "of", box=None), []
     for package, (most_files, most_lines) in budget.items():
         of = (files[package], most_files, lines[package], most_lines)
         table.add_row(package, *(f"{number:,}" for number in of))

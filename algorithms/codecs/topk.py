@@ -125,8 +125,7 @@ class TopK(Codec):
             packed = torch.from_numpy(np.packbits(row.numpy().reshape(-1), bitorder="little"))
         else:  # sums of powers of two below 2^8: exact in any order
             packed = torch.mv(row.view(-1, 8).to(torch.float32), bit_values(device)).to(torch.uint8)
-        records[:, :_LEVEL_BYTES] = levels
-        records[:, _LEVEL_BYTES:] = packed.view(rows, -1)
+        records[:, :_LEVEL_BYTES], records[:, _LEVEL_BYTES:] = levels, packed.view(rows, -1)
 
     def _decode(self, records: Tensor, chunks: Tensor) -> None:
         """Writes what records (n, bytes) keep into chunks (n, m) of zeros."""
@@ -146,8 +145,7 @@ class TopK(Codec):
         width, device = upper.shape[1], chunks.device
         start = torch.arange(0, rows * width, width, dtype=torch.int64, device=device)[:, None]
         above = found - start - torch.arange(kept, dtype=torch.int64, device=device)
-        of_plane = bits[:, : planes * kept].view(rows, planes, kept)
-        index = above << self._low_bits
+        of_plane, index = bits[:, : planes * kept].view(rows, planes, kept), above << self._low_bits
         for place in range(self._low_bits):
             index.add_(of_plane[:, place + 2], alpha=1 << place)
         magnitudes = levels.gather(1, of_plane[:, 0].to(torch.int64))
@@ -251,6 +249,5 @@ def _levels(magnitudes: Tensor, fixed_bits: int) -> tuple[Tensor, Tensor, Tensor
     one = (low == 0) | (low == high)
     # The least of the upper group, in fixed point; fp32 holds that exactly.
     least_high = (fixed.gather(1, split) * unit_back).to(torch.float32).view(torch.int32)
-    is_high = (magnitudes >= least_high) | one
-    low = torch.where(one, high, low)
+    is_high, low = (magnitudes >= least_high) | one, torch.where(one, high, low)
     return low.to(torch.float32), high.to(torch.float32), is_high, is_kept

@@ -36,8 +36,7 @@ Pair = tuple[Route, Route]
 def slots_of(origins: Sequence[int], pipeline: Pipeline) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The microbatches that an origin has in flight: (slot of each, origin of each slot)."""
     slot_at: dict[tuple[int, int], int] = {}
-    begun = Counter[int]()
-    slots = []
+    begun, slots = Counter[int](), []
     for origin in origins:
         key = (origin, begun[origin] % pipeline.memory[origin])
         begun[origin] += 1

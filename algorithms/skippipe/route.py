@@ -120,8 +120,7 @@ def peer_limits(pipeline: Pipeline, quota: Sequence[int]) -> tuple[int, ...]:
 
 def even_stage_sets(routes: int, rules: Rules, seed: int = 0) -> list[tuple[int, ...]]:
     """Ascending stages of each route that meet the quota and the rules, drawn by the seed."""
-    draws = Draws(seed)
-    quota = stage_quota(routes, rules, seed)
+    draws, quota = Draws(seed), stage_quota(routes, rules, seed)
     left = list(quota)
     chosen: list[tuple[int, ...]] = []
     for _ in range(routes):

@@ -29,8 +29,7 @@ def random(pipeline: Pipeline, rules: Rules, origins: Sequence[int], seed: int) 
     """Every replica in turn, in drawn orders (NoLoCo); skips at random, but evenly."""
     draws = Draws(seed)
     limits = route.peer_limits(pipeline, route.stage_quota(len(origins), rules, seed))
-    chosen = route.even_stage_sets(len(origins), rules, seed)
-    decks = []
+    chosen, decks = route.even_stage_sets(len(origins), rules, seed), []
     for replicas in pipeline.stages:  # each as often as its limit allows, dealt from the end
         turns = [
             draws.shuffled([peer for peer in replicas if limits[peer] > turn])

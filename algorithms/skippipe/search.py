@@ -31,12 +31,10 @@ class Planner:
         costs, stage = pipeline.costs, np.array(pipeline.stage_of)
         self._rules = rules
         self.effort_s = 1e-5 + (rules.visited - 1) * (8e-6 + 1e-9 * pipeline.peers**2)
-        self._return_s = costs.edge_s + costs.edge_s.T
-        jump = stage[None, :] - stage[:, None]
+        self._return_s, jump = costs.edge_s + costs.edge_s.T, stage[None, :] - stage[:, None]
         allowed = (jump > 0) & (jump <= rules.max_jump)
         self._hop_s: Floats = np.where(allowed, self._return_s, np.inf)
-        self._visit_s = costs.forward_s + costs.backward_s
-        self._loss_s = costs.loss_s
+        self._visit_s, self._loss_s = costs.forward_s + costs.backward_s, costs.loss_s
         self._everyone = np.arange(pipeline.peers)
         self._visits: list[float] = self._visit_s.tolist()
         self._returns: list[list[float]] = self._return_s.tolist()
@@ -140,8 +138,7 @@ def _frozen(
 
 def _dealt(given: Routes, pipeline: Pipeline, limits: Sequence[int]) -> Routes:
     """The same stages; on each, the nearest replica that has room."""
-    left = list(limits)
-    routes = []
+    left, routes = list(limits), []
     for route in given:
         peers = [route.origin]
         for stage in route.stages(pipeline)[1:]:

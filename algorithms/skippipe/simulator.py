@@ -38,8 +38,7 @@ class IterationRun:
         costs = self._costs = pipeline.costs
         times_s = [each.tolist() for each in (costs.forward_s, costs.loss_s, costs.backward_s)]
         forward_s, loss_s, backward_s = times_s
-        self._edges = pipeline.edges
-        self._visited = [len(route.peers) for route in routes]
+        self._edges, self._visited = pipeline.edges, [len(route.peers) for route in routes]
         self.path = [(*route.peers, *route.peers[:1], *route.peers[::-1]) for route in routes]
         self._lasts_s = [  # of each step
             [
@@ -51,10 +50,8 @@ class IterationRun:
         ]
         peers = pipeline.peers
         self._returning = [deque[tuple[int, int]]() for _ in range(peers)]
-        self.deferred = [deque[tuple[int, int]]() for _ in range(peers)]
-        self._holds = [0] * peers
-        self._busy = [False] * peers
-        self._uplink_free_s = [0.0] * peers
+        self.deferred, self._holds = [deque[tuple[int, int]]() for _ in range(peers)], [0] * peers
+        self._busy, self._uplink_free_s = [False] * peers, [0.0] * peers
         self.finish_s = [-1.0] * len(routes)
 
     def run(self, started: Started | None = None) -> None:
@@ -65,8 +62,7 @@ class IterationRun:
         heapify(events)
         serial = len(events)
         while events:
-            now_s = events[0][0]
-            touched = []
+            now_s, touched = events[0][0], []
             # All that happens at one time is known before anyone chooses what to do next.
             while events and events[0][0] == now_s:
                 _, _, microbatch, step, ended = heappop(events)

@@ -285,8 +285,7 @@ def test_a_token_or_certificate_is_of_no_use_where_nothing_is_encrypted(run):
 def test_a_coordinator_lets_workers_in(folder):
     (address,) = free_addresses(1)
     out = folder / "coordinator"
-    authority = Authority.make(out)
-    words = ["--listen", address, "--out", str(out), "--json"]
+    authority, words = Authority.make(out), ["--listen", address, "--out", str(out), "--json"]
     token = folder / "token"
     token.write_text(str(authority.create_token(uses=2)))
     steps = [*SMALL, *QUICK, *settings_of(run__steps=20, diloco__inner_steps=5)]

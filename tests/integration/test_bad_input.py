@@ -28,8 +28,7 @@ def test_a_worker_says_what_is_wrong(tmp_path):
     held = gate(tmp_path, 1)
     with running_swarm(1, tmp_path, *SMALL, *held.settings) as swarm:
         swarm.start("w0").wait_for(lambda e: e["event"] == "started", "start")
-        address = swarm.addresses["w0"]
-        other = settings_of(diloco__inner_steps=33, inner__lr=0.1)
+        address, other = swarm.addresses["w0"], settings_of(diloco__inner_steps=33, inner__lr=0.1)
         nowhere = ("--set", 'task.text="/nowhere/at/all"')
         join = ("join", address, *held.settings)
         up = ("up", "--join", address, *SMALL, *held.settings)

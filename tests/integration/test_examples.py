@@ -76,8 +76,7 @@ def test_two_peers_end_with_one_model(script, options):
 
 
 def test_a_checkpoint_of_ones_own_is_fine_tuned_and_can_be_loaded_again(tmp_path):
-    base = tiny_checkpoint(tmp_path / "base")
-    text = tmp_path / "story.txt"
+    base, text = tiny_checkpoint(tmp_path / "base"), tmp_path / "story.txt"
     text.write_text(f"{STORY} " * 40)
     given = (str(base), str(text), "--lora", "--steps", "12", "--inner-steps", "6")
     small = ("--context", "16", "--batch", "2", "--accumulate", "2", "--lr", "0.05")

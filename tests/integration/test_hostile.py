@@ -99,8 +99,7 @@ def attackable_stages(begins: Callable[..., Coordinated]) -> Coordinated:
 def test_no_attack_on_a_stage_succeeds(attackable_stages, name, who):
     """As above; microbatches of the others go on by way of the stage."""
     swarm, _, certificates = attackable_stages
-    turn = list(ON_STAGES).index(name)
-    stage = swarm.workers["w0"]
+    turn, stage = list(ON_STAGES).index(name), swarm.workers["w0"]
 
     def goes_on() -> None:
         stage.wait_for_round(max(event["round"] for event in stage.of("round")) + 2)

@@ -31,15 +31,13 @@ def started(
 @needs_nat
 def test_a_peer_behind_nat_trains_through_relays_and_outlives_one(tmp_path):
     """Its neighbour, behind the same NAT, is dialled directly."""
-    held = gate(tmp_path, 38)
-    run = Authority.make(tmp_path / "a")
+    held, run = gate(tmp_path, 38), Authority.make(tmp_path / "a")
     settings = [*SMALL, *settings_of(run__steps=48, diloco__inner_steps=4)]
     with Namespaces(3, None) as network, ExitStack() as up:
         a, b, router = network.members
         inside = up.enter_context(behind_nat(router))
         workers: dict[str, WorkerProcess] = {}
-        begins = ["up", "--min-peers", "4", *settings]
-        joins = ["join", f"{a.address}:7700"]
+        begins, joins = ["up", "--min-peers", "4", *settings], ["join", f"{a.address}:7700"]
         inner = ("nat", inside, joins, 7700), ("near", inside, joins, 7701)
         for name, host, words, port in (("a", a, begins, 7700), ("b", b, joins, 7700), *inner):
             words = [*words, *held.settings]
@@ -78,8 +76,7 @@ def test_a_router_opens_a_port_for_a_peer_behind_it(tmp_path, first):
         a, router = network.members
         hosts = {"a": a, "nat": up.enter_context(behind_nat(router))}
         public = up.enter_context(upnp(router, [a], tmp_path))
-        mapped = f"{public}:7700,{NEIGHBOURS}:7700"
-        begins = ["up", "--min-peers", "2", *settings]
+        mapped, begins = f"{public}:7700,{NEIGHBOURS}:7700", ["up", "--min-peers", "2", *settings]
         arguments = {
             "a": ["join", f"{public}:7700"],
             "nat": ["join", f"{a.address}:7700"],

@@ -181,8 +181,7 @@ class Bench:
         """All that were asked for where they fit into the limit; else as many whole rounds as do.
 
         Args: step_s: of `local`; None where that failed."""
-        options = self.options
-        preset = SYSTEMS.get(name, name)
+        options, preset = self.options, SYSTEMS.get(name, name)
         config = load_config(None, self._settings(preset), preset)
         period, asked = config.plan.inner_steps, options.steps
         if name in SYSTEMS:

@@ -70,8 +70,7 @@ def peer(index: int, options: Exchanged) -> None:
     elements = int(options.mbytes * 1_000_000) // 4
     plan = replace(PRESETS[options.preset], codec=options.codec, reduction_codec=options.codec)
     config = Config(run=RunConfig(steps=options.rounds * plan.inner_steps), plan=plan)
-    mailbox = Mailbox()
-    proxies = [*options.proxies, *[None] * len(addresses)]
+    mailbox, proxies = Mailbox(), [*options.proxies, *[None] * len(addresses)]
     transport = GrpcTransport(addresses[index], proxies[index])
 
     def make() -> Node:

@@ -197,8 +197,7 @@ class Campaign:
         """Trains it, unless it is finished."""
         result = self.results.get(training)
         if result is None:
-            began = time.process_time()
-            compiled = self.steps >= COMPILED_STEPS
+            began, compiled = time.process_time(), self.steps >= COMPILED_STEPS
             trained = train(replace(training, batched="compiled" if compiled else "yes"))
             result = result_of(trained, began)
             self.results.add(training, result)

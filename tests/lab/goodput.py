@@ -229,8 +229,7 @@ def outcome(
 
     quiet_s = WORKERS * (start - first) / taken(first, start)  # of a step, waits included
     quiet_step_s, usual_step_s = step_s(first, start), step_s(start, stop)
-    rate = 1 / (quiet_s - quiet_step_s + usual_step_s)
-    seconds = stop - start
+    rate, seconds = 1 / (quiet_s - quiet_step_s + usual_step_s), stop - start
     return Outcome(
         step_s=(quiet_step_s, usual_step_s),
         rate=rate,

@@ -268,8 +268,7 @@ def graphed_step(at: Place) -> Figures:
 
 def two_peers(at: Place) -> Figures:
     """Two processes on one card end with the same bits."""
-    address = free_addresses(1)[0]
-    began = time.perf_counter()
+    address, began = free_addresses(1)[0], time.perf_counter()
     found = at.others.map(partial(peer, address, str(at.device)), range(_PEERS))
     (one, rounds), (other, _) = found
     figures = {"rounds": rounds, "seconds_together": time.perf_counter() - began}
@@ -394,8 +393,7 @@ def partner(address: str, size: str, context: int) -> None:
 def overlap(preset: str, size: str, at: Place) -> Figures:
     """Steps of a loop within a swarm of two beside those of the same loop before it."""
     context, batch = (16, 2) if at.small else (1024, 8)
-    plan = PRESETS[preset]
-    address = free_addresses(1)[0]
+    plan, address = PRESETS[preset], free_addresses(1)[0]
     meet: Figures = {"preset": preset, "listen": address, "min_peers": _PEERS}
     meet["inner_steps"] = plan.inner_steps if not at.small else 4
     meet["steps"] = max(2 * meet["inner_steps"], 8 if at.small else 40)
@@ -484,8 +482,7 @@ def site(kind: str, at: Place) -> Figures:
     """Two ranks on one device beside one process."""
     module = ("-m", "tests.support.site_loop", "11")
     ranks = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1")
-    port = free_addresses(1)[0].rpartition(":")[2]
-    said = []
+    port, said = free_addresses(1)[0].rpartition(":")[2], []
     for command in (
         (*module, "one", at.device.type),
         (*ranks, "--master-port", port, *module, kind, at.device.type),

@@ -112,8 +112,7 @@ def train(
         plan = replace(plan, exchange="mean", payload="gradient", inner_steps=1)
     task = load_task(config.task.name, seed=training.seed, options=config.task.options)
     peers = [f"w{number}" for number in range(1 if alone else training.workers)]
-    parts = [_part(task, config, training.device) for _ in peers]
-    batch = None
+    parts, batch = [_part(task, config, training.device) for _ in peers], None
     if training.batched != "no":
         modules = [part.module for part in parts]
         batch = GradientBatch(task, modules, compiled=training.batched == "compiled")

@@ -35,14 +35,12 @@ def main() -> int:
         command = [sys.executable, "-m", "murmuration.worker.cli", *words]
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
         subprocess.run(command, check=True, stdout=sys.stderr, env=env)
-        report = report_of(out)
-        early_starts = AnchorPrefetch.of_run(out)
+        report, early_starts = report_of(out), AnchorPrefetch.of_run(out)
     peers = sorted(peer["peer"] for peer in report["peers"])
     wanted = reference_hashes(load_config(None, settings, options.preset), peers, early_starts)
     equal = True
     for peer in report["peers"]:
-        seen = Hashes.of(peer)
-        expected = wanted[peer["peer"]]
+        seen, expected = Hashes.of(peer), wanted[peer["peer"]]
         equal &= seen == expected
         print(f"{peer['peer']:<4} anchor {seen.anchor}  momentum {seen.momentum}")
         print(f"ref. anchor {expected.anchor}  momentum {expected.momentum}")

@@ -104,8 +104,7 @@ class Synthetic:
             for spec in problem.schema
         }
         self._computes, self._step_s, self._peer = computes, problem.step_s, peer
-        self._taken = 0
-        self.loss = math.nan
+        self._taken, self.loss = 0, math.nan
         self.poison_at: int | None = None
         self.moves_until = math.inf
 

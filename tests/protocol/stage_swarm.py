@@ -208,8 +208,7 @@ class StageSwarm(Swarm):
 
     def part(self, problem: Any, name: str, train: TrainSide) -> Held:
         config, stage = problem.config, stage_of(name)
-        part = part_of(problem.task, config, stage)
-        loop = self.loop
+        part, loop = part_of(problem.task, config, stage), self.loop
         assert isinstance(loop, VirtualLoop)
         replica = TimedStage(
             *(problem.task, part.module, config, problem.cursor(name), train.post),

@@ -214,8 +214,7 @@ async def test_a_hostile_contribution_changes_nobodys_state():
             return passing.message
         up = pb.ExchangeUp.FromString(passing.message)
         if passing.body == "header":
-            up.header.hash = hash64(poison)
-            up.header.resumed = False
+            up.header.hash, up.header.resumed = hash64(poison), False
         else:
             up.frame.CopyFrom(pb.Frame(offset=0, payload=poison, hash=hash64(poison)))
         return up.SerializeToString()

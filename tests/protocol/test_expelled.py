@@ -85,8 +85,7 @@ def test_what_a_peer_keeps_of_it_is_read_again(tmp_path):
 
 async def test_open_streams_of_an_expelled_peer_end(tmp_path):
     async with Swarm(steady(60), "abc", authority=Authority.make(tmp_path), at=1) as swarm:
-        server = swarm["a"].node.server
-        began = asyncio.Event()
+        server, began = swarm["a"].node.server, asyncio.Event()
 
         async def serve(stream: Stream) -> None:
             began.set()

@@ -74,6 +74,17 @@ async def test_a_mean_that_is_larger_than_all_contributions_is_not_applied(lie):
     assert torch.dist(anchor, expected) < torch.linalg.vector_norm(expected)
 
 
+async def test_gradients_that_are_far_too_large_are_left_out_from_the_third_step_on():
+    problem = replace(LONG, plan=PRESETS["ddp"], steps=40)
+    with contributing("d", -1e4):
+        async with Swarm(problem, "abcd") as swarm:
+            await swarm.finished()
+    expected, peers = problem.reference("abc")["a"][0].anchor, [swarm[name] for name in "abc"]
+    for peer in peers:
+        assert torch.dist(peer.trainer.states[0].anchor, expected) < expected.norm() / 4
+        assert peer.warned("d is in quarantine")
+
+
 @pytest.mark.parametrize("lie", ["turned", "zero", "1 % more"])
 async def test_another_mean_is_seen_by_everybody_after_the_first_lie(lie):
     await named_by_all(reducing_falsely("d", LIES[lie]), 4)
@@ -118,8 +129,7 @@ async def test_nobody_contributes_more_than_it_announces(factor, more, how):
             await swarm.until(lambda: sum("d" in p.node.gossip.me.idle for p in honest) > 1, 1)
         assert {*itertools.chain(*map(named, honest))} <= {"d"}
         assert "apart" not in how or honest[0].of_kind("round")[0]["contributors"] == 4
-        expected = LONG.reference("abc")["a"][0].anchor
-        anchor = honest[0].trainer.states[0].anchor
+        expected, anchor = LONG.reference("abc")["a"][0].anchor, honest[0].trainer.states[0].anchor
         assert torch.dist(anchor, expected) < torch.linalg.vector_norm(expected) / 4
 
 

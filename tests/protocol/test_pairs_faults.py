@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache, partial
 
 import pytest
+import torch
 
 from murmuration.algorithms.plan import PRESETS, Plan
 from murmuration.worker.exchange.round_context import RoundConfig
@@ -22,9 +23,10 @@ from tests.protocol.pair_taps import (
     rounds_of,
     steady,
 )
-from tests.protocol.problem import Problem
+from tests.protocol.problem import Problem, Synthetic
 from tests.protocol.swarm import Swarm
 from tests.protocol.virtual_time import run
+from tests.support.false_means import giving
 from tests.support.frames import frames_of
 from tests.support.liar import contributes_late, contributes_nothing
 
@@ -152,6 +154,32 @@ async def test_one_of_eight_that_is_late_is_named_by_those_that_met_it(plan, wit
         await swarm.sleep(4)
         assert swarm["a"].versions[0] >= before + 6
         assert {text.split()[0] for name in "abcdefg" for text in swarm[name].warnings} == {"h"}
+
+
+FALSE = {
+    "contributions of 1e4": {"contribution": lambda own: torch.full_like(own, 1e4)},
+    "contributions times -20": {"contribution": lambda own: -20 * own},
+    "anchors of 1e4": {"anchor": lambda own: torch.full_like(own, 1e4)},
+    "anchors of 3.0": {"anchor": lambda own: torch.full_like(own, 3.0)},
+}
+
+
+@pytest.mark.parametrize("lie", FALSE)
+@pytest.mark.parametrize("plan", [NOLOCO, STREAMING], ids=["noloco", "streaming-noloco"])
+async def test_what_a_partner_gives_moves_nobody_far(plan, lie):
+    """The honest are pulled to points that are 20 from their mean, and end within 15 of it: within
+    12 where all are honest. One that gives far too much is named by most."""
+    problem = Problem((300, 200), plan=plan, steps=120)
+    pulls = [torch.cat([*Synthetic(problem, each)._targets.values()]) for each in "abc"]
+    with giving("d", **FALSE[lie]):
+        async with Swarm(problem, "abcd") as swarm:
+            await swarm.finished()
+    peers = [swarm[name] for name in "abc"]
+    for peer in peers:
+        found = torch.cat([*peer.replica.parameters.values()])
+        assert float((found - sum(pulls) / len(pulls)).norm()) < 15
+    named = sum(peer.warned("d says that it trains") for peer in peers)
+    assert (2 * named > len(peers)) == (lie != "anchors of 3.0")
 
 
 @pytest.mark.parametrize(

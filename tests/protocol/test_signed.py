@@ -206,8 +206,7 @@ async def test_words_for_another_run_and_certificates_of_another_authority_count
 
 def test_who_is_heard_of_before_its_certificate_is_a_member_once_it_comes(tmp_path):
     """A reply about a hundred peers lacks room for all certificates: the rest is asked for."""
-    authority = Authority.make(tmp_path)
-    clock = [0.0]
+    authority, clock = Authority.make(tmp_path), [0.0]
     reader = SignedWords(authority.new_identity(Role.PEER, "a"), 1, lambda: clock[0])
     written = SignedWords(authority.new_identity(Role.PEER, "b"), 1, lambda: clock[0])
     message = signed_member_to_message(written.signed(Member("b", "b:1", 1)))

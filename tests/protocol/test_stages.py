@@ -107,8 +107,7 @@ async def test_the_loss_told_is_that_of_the_whole_model():
     problem = StagedProblem(steps=1)
     async with StageSwarm(problem, 1) as swarm:
         await swarm.finished()
-        stream = problem.task.batches("train", problem.cursor("0a"))
-        model = problem.task.model()
+        stream, model = problem.task.batches("train", problem.cursor("0a")), problem.task.model()
         batches = [next(stream) for _ in range(problem.microbatches)]
         losses = [problem.task.loss(model, batch).item() for batch in batches]
         assert swarm["0a"].replica.loss == pytest.approx(sum(losses) / len(losses), rel=1e-5)
@@ -175,8 +174,7 @@ def skipped_gradients(problem: StagedProblem, routes: dict[int, list[int]]) -> d
     sums: defaultdict[str, Tensor | float] = defaultdict(float)
     visits: Counter[str] = Counter()
     for _, stages in sorted(routes.items()):
-        batch = next(stream)
-        first = modules[0]
+        batch, first = next(stream), modules[0]
         assert isinstance(first, StageModule)
         hidden = first.embed(batch)
         for stage in stages:

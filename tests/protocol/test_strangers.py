@@ -36,8 +36,7 @@ def gossip(swarm: Swarm, *members: pb.Member, **said: Any) -> bytes:
 
 async def test_a_call_that_cannot_be_answered_ends_alone():
     async with Swarm(Problem(steps=15), "ab") as swarm:
-        node = swarm["a"].node
-        long = "x" * 3_000_000
+        node, long = swarm["a"].node, "x" * 3_000_000
         for method, raw in (
             ("Control/Gossip", b"\xff\xff"),
             ("Control/Gossip", gossip(swarm, sender=long)),
@@ -120,8 +119,7 @@ async def test_a_member_that_speaks_for_another_is_refused_and_counted(pairs):
     plan = Plan(inner_steps=3, exchange="pairs" if pairs else "mean")
     problem = Problem(steps=15, plan=plan)
     async with Swarm(problem, "ab") as swarm:
-        node = swarm["b"].node
-        refused = 0
+        node, refused = swarm["b"].node, 0
         for method, message in CLAIMS.items():
             raw = message.SerializeToString()
             if method in CONTROL_METHODS:

@@ -64,8 +64,7 @@ async def test_four_peers_in_training_gossip_little():
         def sent(name: str) -> int:
             return swarm[name].transport.traffic.sent["Control/Gossip"]
 
-        before = {name: sent(name) for name in "abcd"}
-        began_s = swarm.loop.time()
+        before, began_s = {name: sent(name) for name in "abcd"}, swarm.loop.time()
         await swarm.until(lambda: swarm["a"].versions >= (8,), 120)
         took_s = swarm.loop.time() - began_s
         assert took_s > 10
@@ -162,8 +161,7 @@ async def test_a_busy_peer_is_not_a_dead_one(peers, free_s):
     async with waiting(peers, loss=0.01, seed=peers) as swarm:
         rng, now = Random(peers), swarm.loop.time()
         acts: list[tuple[float, str]] = [(now + rng.uniform(*free_s), n) for n in of(swarm)]
-        held = set[str]()
-        until = now + 20
+        held, until = set[str](), now + 20
         while (next_ := min(acts))[0] < until:
             at, name = next_
             await swarm.passes(at - swarm.loop.time())

@@ -80,8 +80,7 @@ class TrainSide(Mailbox):
     def wait(self, timeout_s: float | None = None) -> ToTrain | None:
         deadline = math.inf if timeout_s is None else self._loop.time() + timeout_s
         while (message := self.poll()) is None and self._loop.time() < deadline:
-            self._waits = True
-            self._wake_at = deadline
+            self._waits, self._wake_at = True, deadline
             self._pause()
         return message
 

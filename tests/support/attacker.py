@@ -93,8 +93,7 @@ class Target:
         if self.identity is None:
             return member
         named = (each for each in self.accomplices if each.name == member.peer)
-        words = member.SerializeToString()
-        prefix = _DOMAIN + self.manifest.run.to_bytes(8, "big")
+        words, prefix = member.SerializeToString(), _DOMAIN + self.manifest.run.to_bytes(8, "big")
         sign = signer(next(named, self.identity).key)
         signature = sign(hashlib.sha256(prefix + words).digest())
         return pb.Member(signed=words, signature=signature)

@@ -128,8 +128,7 @@ def contributions(
         raw_of: the values, given a tensor of their shape; NaN is put in after the encoding."""
     names, name, start_ms = tuple(sorted(target.swarm.names)), target.named("outside"), now_ms()
     plan = target.config.plan
-    codec = codec_by_name(plan.codec)
-    bounds = plan.shard_bounds(target.elements, len(names))
+    codec, bounds = codec_by_name(plan.codec), plan.shard_bounds(target.elements, len(names))
     said: list[str] = []
 
     def card(address: str) -> pb.Member:

@@ -48,8 +48,7 @@ def main() -> int:
 
 
 def run(name: str, listen: str, settings: dict[str, str], workers: int, steps: int) -> int:
-    stopped = threading.Event()
-    deaf = settings.get("fake.deaf") == name
+    stopped, deaf = threading.Event(), settings.get("fake.deaf") == name
     signal.signal(signal.SIGINT, lambda *_: None if deaf else stopped.set())
     if settings.get("fake.error") == name:
         print("murmur: no text at /nowhere; name a file with --text", file=sys.stderr, flush=True)
@@ -61,8 +60,7 @@ def run(name: str, listen: str, settings: dict[str, str], workers: int, steps: i
         stopped.wait()  # as the others do, until enough peers are there
     say(name, "started", group=[f"w{i}" for i in range(workers)], step=0)
     for step in range(1, steps + 1):
-        moved = {"bytes_sent": 1000 * step, "bytes_received": 900 * step}
-        loss = 5.0 / step
+        moved, loss = {"bytes_sent": 1000 * step, "bytes_received": 900 * step}, 5.0 / step
         told = {"step": step, "steps": steps, "loss": loss, "round": step, "state": "training"}
         say(name, "progress", **told, **moved)
         say(name, "round", fragment=0, round=step, contributors=workers, stall_s=0.0)

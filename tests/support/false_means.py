@@ -21,6 +21,8 @@ from murmuration.worker.exchange.allreduce.checks import Checks
 from murmuration.worker.exchange.allreduce.closing import DueMean, ReducedShards
 from murmuration.worker.exchange.allreduce.contributor import Contributor
 from murmuration.worker.exchange.allreduce.mean import LEFT_CODEC, reduce
+from murmuration.worker.exchange.pairwise.partner import PairValues
+from murmuration.worker.exchange.pairwise.round import ANCHOR, CONTRIBUTION
 from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.transport import Stream
 
@@ -183,6 +185,20 @@ def contributing(
     said = {name: announcing(getattr(Contributor, name)) for name in ("_prepare", "_header")}
     lies = patch.multiple(Contributor, _encode=encoded, _ask=asking, **said)
     with lies, patch.object(Checks, "heard", heard):
+        yield
+
+
+@contextmanager
+def giving(liar: str, **lies: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """As long as this lasts, the peer of this name gives its partners in pairs these changes of its
+    own: of its `anchor`, its `contribution`, or both."""
+    own, of_part = PairValues.own, {ANCHOR: "anchor", CONTRIBUTION: "contribution"}
+
+    async def given(self: PairValues, fragment: int, part: int, values: Tensor, *args: Any) -> Any:
+        lie = lies.get(of_part[part]) if self._context.me == liar else None
+        return await own(self, fragment, part, lie(values) if lie else values, *args)
+
+    with patch.object(PairValues, "own", given):
         yield
 
 

@@ -224,8 +224,7 @@ def _sparing() -> Callable[[], None]:
         return corpus if source == text.STDLIB else load(source, min_bytes=min_bytes)
 
     def spare() -> None:
-        evaluation._SAMPLE_BYTES = 16
-        text.load_text = load_text
+        evaluation._SAMPLE_BYTES, text.load_text = 16, load_text
 
     return spare
 

@@ -234,8 +234,7 @@ async def swarm_under_fire(kind: str, rng: random.Random, executions: int) -> Fu
             await fuzz.request(names[0])
             if n % max(10, executions // 30) == 0:
                 await swarm.sleep(1.0)
-        fuzz.spoils_answers = False
-        before = first.versions[0]
+        fuzz.spoils_answers, before = False, first.versions[0]
         await swarm.until(lambda: first.versions[0] >= before + 2, 900)
         fuzz.defects += [repr(p.train.error) for p in swarm.alive if p.train.error is not None]
         return fuzz

@@ -91,8 +91,7 @@ def _introductions() -> list[bytes]:
 
 def _signed(authority: Authority, mine: Identity) -> dict[str, Reader]:
     """The readers of what members have signed, and the authority."""
-    words = SignedWords(mine, 1, time.monotonic)
-    verifier = Verifier(authority.certificate)
+    words, verifier = SignedWords(mine, 1, time.monotonic), Verifier(authority.certificate)
     expulsions = Expulsions(
         mine,
         None,
@@ -131,8 +130,7 @@ def _status(raw: bytes) -> None:
 
 def _readers() -> dict[str, Reader]:
     authority = _authority()
-    mine = authority.new_identity(Role.PEER, "a")
-    token = str(authority.create_token()).encode()
+    mine, token = authority.new_identity(Role.PEER, "a"), str(authority.create_token()).encode()
     status = {"peer": "a", "step": 3, "members": [{"peer": "b"}], "traffic": {"bytes_sent": 3}}
     values = torch.linspace(-1, 1, ELEMENTS)
     readers = {

@@ -241,8 +241,7 @@ class WatchedMeanPeer(LatePeer, MeanPeer):
 
 
 def _reduction(key: ShardKey, group: Group, reduction: wire.Reduction) -> Reduction:
-    header = reduction.header
-    raw = bytes(reduction.payload.raw)
+    header, raw = reduction.header, bytes(reduction.payload.raw)
     return Reduction(key, group, tuple(header.contributors), header.last, raw)
 
 

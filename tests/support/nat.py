@@ -66,8 +66,7 @@ def why_no_nat() -> str | None:
 @contextmanager
 def behind_nat(router: NamespaceHost) -> Iterator[NamespaceHost]:
     """The host; its address is one that nobody but the router reaches. Raises NoNamespaces."""
-    name = f"{router.name}nat"
-    inside = [*router.prefix[:-1], f"{router.prefix[-1]}nat"]
+    name, inside = f"{router.name}nat", [*router.prefix[:-1], f"{router.prefix[-1]}nat"]
     try:
         ran("ip", "netns", "add", name)
         veth = ["ip", "link", "add", "lan", "type", "veth", "peer", "name", "eth0", "netns"]

@@ -273,8 +273,7 @@ def undisturbed(world: PairWorld) -> Iterator[tuple[tuple[str, ...], list[Attend
         last = max(p.began_at for p in parts)
         if last - min(p.began_at for p in parts) > CONFIG.patience_s - 1.0:
             continue
-        end_s = last + exchange_s(world, group)
-        members = world.numbers(group)
+        end_s, members = last + exchange_s(world, group), world.numbers(group)
         if any(is_cut_off(world, peer, first, end_s) for peer in members):
             continue
         if not any(touches(f, members, first, end_s) for f in world.faults):

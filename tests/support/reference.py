@@ -30,8 +30,7 @@ def reference_hashes(
     torch.set_num_threads(1)  # as each worker has: sums may round differently otherwise
     try:
         replicas = {peer: _replica(config, peer) for peer in peers}
-        schema = schema_of(replicas[peers[0]].model)
-        plan = config.plan
+        schema, plan = schema_of(replicas[peers[0]].model), config.plan
         fragments = partition(schema, plan.fragments, plan.pattern)
         run = Manifest.of(config, schema).run if run is None else run
         reference = specification.ReferenceRun(

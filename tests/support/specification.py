@@ -293,8 +293,7 @@ class ReferenceRun:
             ratios = norm_ratios([self.norms[peer, index] for peer in own])
             factors = norm_factors(ratios, NORM_LIMIT)
             self.keep_uncounted(index, own, factors)
-        mean = aggregate(arrived, factors, over=plan.mean_over)
-        exact = self.fragments[index].exact
+        mean, exact = aggregate(arrived, factors, over=plan.mean_over), self.fragments[index].exact
         take_integers(mean, arrived[0], exact)
         if index in self.reduction_residuals:
             mean.add_(self.reduction_residuals[index])

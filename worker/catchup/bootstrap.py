@@ -316,8 +316,7 @@ class Splits:
         self._gossip, self._node = gossip, node
         self._warnings = Warnings(node.log)
         self._named: set[str] = set()
-        self._doubts = Doubts()
-        self._next_at = 0.0
+        self._doubts, self._next_at = Doubts(), 0.0
 
     async def look(self, voters: Sequence[Member]) -> None:
         """Compares where a voter's state is seen to differ at a version that this peer has had."""

@@ -224,8 +224,7 @@ async def _both_ways(
     from murmuration.worker.membership.first_contact import ask_to_dial
     from murmuration.worker.transport.grpc import GrpcTransport
 
-    transport = GrpcTransport(flags.listen, flags.proxy, identity)
-    findings = []
+    transport, findings = GrpcTransport(flags.listen, flags.proxy, identity), []
     try:
         if where is not None:
             name = _NAME if identity is None else identity.name

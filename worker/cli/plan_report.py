@@ -78,8 +78,7 @@ def found_for(
 ) -> dict[str, Any]:
     """The own plan on a link, the speeds that it needs, proposals. Raises ValueError: a misfit."""
     place = workload, link, peers
-    prediction = utilization.predict(own, *place)
-    proposals = []
+    prediction, proposals = utilization.predict(own, *place), []
     for preset, plan, expected in utilization.propose(target, plans, *place):
         ddp = plan.payload == "gradient"  # a step is a round of it by itself
         period = () if ddp else ("--set", f"diloco.inner_steps={plan.inner_steps}")

@@ -118,8 +118,7 @@ class Compression:
         began = self._clock()
         payload = Payload.of(raw, compress=True, unit_bytes=codec.unit_bytes)
         if len(raw):
-            took_s = self._clock() - began
-            saved = 1 - payload.packed_bytes / len(raw)
+            took_s, saved = self._clock() - began, 1 - payload.packed_bytes / len(raw)
             self._measured[codec.name] = _Measured(saved, took_s / len(raw))
         return payload
 

@@ -9,10 +9,10 @@ from itertools import combinations
 from random import Random, SystemRandom
 from typing import Protocol, TypeVar
 
+from murmuration.algorithms import robust
 from murmuration.algorithms.codecs import Codec, codec_by_name
 from murmuration.algorithms.draws import reducer_orders
 from murmuration.algorithms.plan import Plan
-from murmuration.algorithms.robust import AGGREGATIONS, NORM_LIMIT, Aggregation, Quarantine
 from murmuration.protos.events import Log, new_event
 from murmuration.protos.figures import MAX_REASON, shown
 from murmuration.worker import wire
@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 _VALUES = 256 * 1024  # a number on which bits per value are measured: whole blocks of any codec
 
+_IN_QUARANTINE = "is in quarantine: its contributions are far too large again and again"
 _MOST_KINDS = 256  # of refusals, told apart
 _MOST_NORMS = 32  # that come with a contribution
 _AT_ONCE = 64 * 1024  # values: a quarter of a millisecond
@@ -110,10 +111,10 @@ class RoundConfig:
     # A contribution whose norm is above this many times the median of the round's counts as far as
     # that, and in a small mean less far (`limit_of`); 0: no limit. For means of three peers or
     # more.
-    norm_limit: float = NORM_LIMIT
+    norm_limit: float = robust.NORM_LIMIT
     # Of the shards that this peer reduces: the `mean`; or of five or more the `trimmed` mean, which
     # leaves out the largest and the smallest fifth of each value.
-    aggregation: Aggregation = "mean"
+    aggregation: robust.Aggregation = "mean"
 
     def __post_init__(self) -> None:
         if not 0 < self.quorum <= 1:
@@ -126,8 +127,8 @@ class RoundConfig:
                 f"norm_limit is {self.norm_limit}; it must be at least 1 (medians of the norms), "
                 "or 0 for no limit"
             )
-        if self.aggregation not in AGGREGATIONS:
-            names = ", ".join(AGGREGATIONS)
+        if self.aggregation not in robust.AGGREGATIONS:
+            names = ", ".join(robust.AGGREGATIONS)
             raise ValueError(f"aggregation is {self.aggregation!r}; use one of {names}")
 
     def transfer_s(self, payload_bytes: int) -> float:
@@ -155,7 +156,8 @@ class Context:
     compression: Compression
     arrivals: Arrivals
     counts: Counts = field(default_factory=Counts)
-    quarantine: Quarantine = field(default_factory=Quarantine)
+    quarantine: robust.Quarantine = field(default_factory=robust.Quarantine)
+    usual: robust.UsualNorms = field(default_factory=robust.UsualNorms)
     rng: Random = field(default_factory=SystemRandom)  # draws what is checked: nobody else may know
     most_visits: int = 1  # of a stage by one iteration's microbatches
     exact: Sequence[int] = ()  # limbs of integers, of each fragment
@@ -183,12 +185,11 @@ class Context:
             event = new_event("refused", reason=shown(str(error), MAX_REASON), again=again)
             self.log({**event, "sender": sender, "round": round_, "times": times})
 
-    def left_out(self, peer: str) -> None:
+    def left_out(self, peer: str, why: str = _IN_QUARANTINE) -> None:
         """Counts a contribution that does not count, and warns of a peer's first."""
         self.counts.left_out[peer] += 1
         if self.counts.left_out[peer] == 1 and peer not in self.quarantine.liars:
-            text = f"{peer} is in quarantine: its contributions are far too large again and again"
-            self.log(new_event("warning", text=text))
+            self.log(new_event("warning", text=f"{peer} {why}"))
 
     def caught(self, peer: str, why: str) -> bool:
         """Tells of a false mean, and does without the peer. Returns whether that is news."""

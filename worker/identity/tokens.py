@@ -65,8 +65,7 @@ class Token:
             if not unpacking.eof:
                 raise ValueError("its end is missing")
             secret, rest = content[:_KEY_BYTES], content[_KEY_BYTES:]
-            length = int.from_bytes(rest[:_LENGTH_BYTES], "big")
-            both = rest[_LENGTH_BYTES:]
+            length, both = int.from_bytes(rest[:_LENGTH_BYTES], "big"), rest[_LENGTH_BYTES:]
             key = ec.derive_private_key(int.from_bytes(secret, "big"), ec.SECP256R1())
             own, authority = (
                 x509.load_der_x509_certificate(der).public_bytes(serialization.Encoding.PEM)

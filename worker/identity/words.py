@@ -50,8 +50,7 @@ class SignedWords:
         self._clock, self._tell = clock, tell
         self._prefix = _DOMAIN + run.to_bytes(8, "big")
         self._sign = certificates.signer(identity.key)
-        self._verifier = certificates.Verifier(identity.authority)
-        self.certificate = identity.der
+        self._verifier, self.certificate = certificates.Verifier(identity.authority), identity.der
         self._keys: dict[str, certificates.Certified] = {}
         self._mine: Member | None = None
         self._read: dict[str, Member] = {}  # the newest of each that was signed

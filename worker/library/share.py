@@ -122,8 +122,7 @@ class Shares:
             block = _UNKNOWN_LENGTH if length is None else block
         hashed = hash64(f"{name}/{length}/{block}/{mark}".encode())
         stream = SampleStream(hashed, block, length, length is None, name)
-        held = getattr(source, "dataset", source)
-        before = self._sources.get(stream.id)
+        held, before = getattr(source, "dataset", source), self._sources.get(stream.id)
         if before is not None and before() is not None and before() is not held:
             raise UsageError(
                 f"swarm.shard: two sets of data of {length} samples would share one epoch; give "

@@ -204,8 +204,7 @@ class SiteRank(StepListener):
         self._replica = UserReplica(model, optimizer)
         _ = self._replica.frozen_hash  # all ranks gather what it is of
         config: Config = agreed(None)[0]
-        fragments = fragments_of(self._replica.schema, config)
-        parameters = self._replica.parameters
+        fragments, parameters = fragments_of(self._replica.schema, config), self._replica.parameters
         self._site = site = Site(fragments, parameters, forget=self._replica.reset_moments)
         seed, receive = config.run.seed, lambda _: site.shared()
         self._shares = Shares(seed, site.rank, site.size, lambda _: None, receive)

@@ -69,8 +69,7 @@ class Dissemination:
 
     def __init__(self, me: str, full_s: float) -> None:
         self._me, self._full_s = me, full_s
-        self._full_at = math.inf
-        self._first_full = _FIRST_FULL
+        self._full_at, self._first_full = math.inf, _FIRST_FULL
         self._cursor = ""
         self._rumours: dict[str, _Rumour] = {}
         self._taken_up: Sequence[Member] = ()

@@ -274,8 +274,7 @@ class CoordinatorClient:
     def __init__(self, address: str, manifest: bytes, contact: FirstContact, node: "Node") -> None:
         self._address, self._manifest = address, manifest
         self._first_contact, self._gossip = contact, contact.gossip
-        self._node = node
-        self._silent = False
+        self._node, self._silent = node, False
         self._met_at: dict[str, float] = {}  # by address
         self._refusal: MurmurError | None = None
 

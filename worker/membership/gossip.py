@@ -48,8 +48,7 @@ class GossipService:
         revoked: "Expulsions | None" = None,
     ) -> None:
         self.rules, self._node, self._words = rules, node, words
-        self.limits = limits
-        self.warnings = Warnings(node.log)
+        self.limits, self.warnings = limits, Warnings(node.log)
         self._probing_for = 0
         self._met_soon: frozenset[str] = frozenset()  # have been probed since they began
         self._revoked = revoked

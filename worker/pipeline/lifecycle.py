@@ -37,8 +37,7 @@ class StageLifecycle:
 
     def rebuild(self, trainer: Trainer, interrupted: Callable[[], bool]) -> None:
         """Makes this stage from the neighbours that can be fetched; with none it stays as drawn."""
-        stage = self._context.stage
-        deadline = time.monotonic() + _PATIENCE_S
+        stage, deadline = self._context.stage, time.monotonic() + _PATIENCE_S
         while not (weights := part.neighbour_weights(stage, self._members())):
             if interrupted() or time.monotonic() > deadline:
                 break

@@ -134,8 +134,7 @@ def assemble(run: Path, out: Path, settings: Iterable[str] = ()) -> tuple[Path, 
             f"{run}: no checkpoint of a stage; name the folder of a run with --stages"
         )
     one = next(iter(newest.values()))
-    manifest = Manifest(one.values["manifest"])
-    config = checkpoint.config_of(one, settings)
+    manifest, config = Manifest(one.values["manifest"]), checkpoint.config_of(one, settings)
     missing = [str(stage) for stage in range(config.stages.count) if stage not in newest]
     if missing:
         raise CheckpointError(f"{run}: no checkpoint of stage {', '.join(missing)}")
@@ -173,8 +172,7 @@ def rebuilt_stage(
     """The stage's parameters by name: the weighted mean of its neighbours', layer by layer. Takes
     the neighbours' anchors and their weights, with a sum of 1."""
     assert isinstance(task, Staged)
-    cut = cut_of(task, config.stages)
-    known = whole_model(task, config, anchors)
+    cut, known = cut_of(task, config.stages), whole_model(task, config, anchors)
     first, last = cut[stage]
 
     def part(name: str, neighbour: int) -> Tensor:

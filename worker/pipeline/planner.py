@@ -208,8 +208,7 @@ class RoutePlanner:
 
 def planned_rules(config: StagesConfig, snapshot: NetworkSnapshot, iteration: int) -> Rules:
     """The iteration's rules, for the stages that have a replica."""
-    stages = len(snapshot.stages)
-    whole = config.rules(iteration)
+    stages, whole = len(snapshot.stages), config.rules(iteration)
     fewest = 1 + -(-(stages - 1) // MAX_JUMP)  # what is left may be too little to skip as much
     visited = max(fewest, stages - (whole.stages - whole.visited))
     return Rules(stages=stages, visited=visited)

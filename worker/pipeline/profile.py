@@ -199,8 +199,7 @@ class LinkProber:
     def __init__(self, me: str, measured_at: Callable[[str], float | None]) -> None:
         self._me, self._measured_at = me, measured_at
         self._failed: dict[str, float] = {}
-        self._busy = False
-        self._next_s = -math.inf
+        self._busy, self._next_s = False, -math.inf
 
     def next(self, members: Sequence[Member], now: float) -> Member | None:
         """The peer to measure now; `ended` is to follow."""
@@ -222,8 +221,7 @@ class LinkProber:
         return due
 
     def ended(self, peer: str, answered: bool, now: float) -> None:
-        self._busy = False
-        self._next_s = now + _GAP_S
+        self._busy, self._next_s = False, now + _GAP_S
         if answered:
             self._failed.pop(peer, None)
         else:

@@ -162,8 +162,7 @@ class Rebalancer:
     def tick(self, members: Sequence[Member], now: float) -> StageMove | None:
         """The move of this peer; None to stay. A stage is orphaned when all its replicas are gone
         before they have ended their run. Stage 0 is not rebuilt, nor left for speed."""
-        live = [member for member in members if member.live]
-        served = served_stages(members)
+        live, served = [member for member in members if member.live], served_stages(members)
         orphaned = [stage for stage in range(1, self._stages) if stage not in served]
         training = [member for member in live if member.phase is Phase.TRAINING]
         here = {member.peer for member in training}

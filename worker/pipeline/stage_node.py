@@ -207,7 +207,6 @@ class StageNode:
     async def _timed(self, member: Member, payload: bytes) -> float:
         """Until the peer has it and says so (s). Raises TransportError."""
         request = pb.MeasureRequest(payload=payload).SerializeToString()
-        began = self.context.clock()
-        transport = self.context.transport
+        began, transport = self.context.clock(), self.context.transport
         await transport.call(member.address, Method.MEASURE, request, _PROBE_LIMIT_S, member.peer)
         return self.context.clock() - began

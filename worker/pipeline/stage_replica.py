@@ -61,8 +61,7 @@ class StageReplica(InnerReplica):
             name: torch.zeros(parameter.shape, dtype=torch.float32, device="cpu")
             for name, parameter in self._named.items()
         }
-        self.visits = 0
-        self.gradient_norm = 0.0
+        self.visits, self.gradient_norm = 0, 0.0
 
     @property
     def samples(self) -> int | None:

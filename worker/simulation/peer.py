@@ -86,8 +86,7 @@ class Peer(ABC):
         self.account, self._rng = account, np.random.default_rng((scenario.seed, number))
         self.local = torch.zeros(VALUES, dtype=torch.float32, device="cpu")
         self.anchor = self.local.clone()
-        self.momentum = self.anchor.new_zeros(VALUES)
-        self.done = False
+        self.momentum, self.done = self.anchor.new_zeros(VALUES), False
         self._steps = scenario.inner_steps
         mean_s = self._steps * scenario.step_s
         mean_s *= scenario.slow_factor if number in swarm.slow else 1.0
@@ -135,8 +134,7 @@ class Peer(ABC):
 
     def waited(self) -> float:
         """Ends the time without computing; returns it, in seconds."""
-        waited_s = self.now - self._began_at
-        self._began_at = self.now
+        waited_s, self._began_at = self.now - self._began_at, self.now
         self.account.idle_s += waited_s
         return waited_s
 

@@ -130,8 +130,7 @@ def scenario_faults(scenario: Scenario, half: frozenset[int], chance: Random) ->
     """The crashes, freezes and the partition that a scenario asks for, at random times."""
     horizon_s = scenario.rounds * scenario.inner_steps * scenario.step_s
     count, at_s = scenario.peers, partial(chance.uniform, 0, horizon_s)
-    order = chance.sample(range(count), count)
-    crashes = round(count * scenario.crash_share)
+    order, crashes = chance.sample(range(count), count), round(count * scenario.crash_share)
     freezing = order[crashes : crashes + round(count * scenario.freeze_share)]
     return (
         *[Crash(peer, at_s()) for peer in order[:crashes]],

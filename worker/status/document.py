@@ -37,8 +37,7 @@ class LagMonitor:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._samples_s: list[float] = []
-        self._seen = 0
-        self._max_s = 0.0
+        self._seen, self._max_s = 0, 0.0
         self._rng = random.Random(0)
 
     async def run(self) -> None:

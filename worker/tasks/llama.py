@@ -187,8 +187,7 @@ class _Attention(nn.Module):
 
     def __init__(self, config: LlamaConfig, index: int) -> None:
         super().__init__()
-        self.index = index
-        self.heads = config.num_attention_heads
+        self.index, self.heads = index, config.num_attention_heads
         self.key_heads = config.num_key_value_heads
         key_size = config.num_key_value_heads * config.head_size
         self.q_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)

@@ -184,8 +184,7 @@ def _list_files(source: str, path: Path) -> tuple[Path, list[str]]:
         missing = "the folder holds no file: put text files into it"
     elif globbing.has_magic(source):
         fixed = itertools.takewhile(lambda part: not globbing.has_magic(part), path.parts[:-1])
-        root = Path(*fixed)
-        matches = globbing.iglob(str(path), recursive=True)
+        root, matches = Path(*fixed), globbing.iglob(str(path), recursive=True)
         names = [Path(each).relative_to(root).as_posix() for each in matches if _is_listed(each)]
         missing = ""
     elif path.is_symlink():

@@ -64,8 +64,7 @@ class Checkpoint:
 def save(folder: Path, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> Path:
     """Writes a checkpoint, durable when this returns; the earlier ones still stand where it raises
     OSError. any thread, one at a time."""
-    final = folder / f"step-{step:08d}"
-    partial = folder / f".partial-{step:08d}"
+    final, partial = folder / f"step-{step:08d}", folder / f".partial-{step:08d}"
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob(".partial-*"):  # by a kill in the middle of an earlier save
         _remove(left)

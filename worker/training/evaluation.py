@@ -74,8 +74,7 @@ class PeriodicEvaluation:
         self._passed, began_s = passed, time.monotonic()
         trainer.report("evaluating")
         fragments = trainer.fragments if trainer.exchanges else []
-        space = seed_space_of(self._model)
-        locals_ = [each.local for each in fragments]
+        space, locals_ = seed_space_of(self._model), [each.local for each in fragments]
         for each in fragments:
             each.write(each.state.anchor)
         kept = space.kept() if space is not None and fragments else nullcontext()

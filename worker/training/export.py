@@ -42,8 +42,7 @@ def export(
     if not (out / _SOURCE).exists() and any((out / name).exists() for name in (MODEL, _CONFIG)):
         raise UsageError(f"{out} holds a model that is no export: choose another folder")
     saved = find_checkpoint(run)
-    manifest = Manifest(saved.values["manifest"])
-    config = config_of(saved, settings)
+    manifest, config = Manifest(saved.values["manifest"]), config_of(saved, settings)
     task = task_of(config)
     known = isinstance(task, ExportsToHuggingFace)
     if layout == "hf" and not known:
@@ -51,8 +50,7 @@ def export(
             f"--to hf: the task {config.task.name!r} has no to_huggingface(); leave --to out"
         )
     chosen: Layout = layout or ("hf" if known else "safetensors")
-    model = anchored_model(saved, config, task)
-    step = int(saved.values["step"])
+    model, step = anchored_model(saved, config, task), int(saved.values["step"])
     try:
         out.mkdir(parents=True, exist_ok=True)
         source = {"run": f"{manifest.run:016x}", "step": step, "settings": manifest.sections}

@@ -284,14 +284,12 @@ class OuterLoop:
 
     def _exchange(self) -> None:
         """Applies what is due, then sends what is due since the last call."""
-        to_apply = self._order.to_apply(self.step)
-        due = range(self._dealt_with + 1, self.step + 1)
+        to_apply, due = self._order.to_apply(self.step), range(self._dealt_with + 1, self.step + 1)
         if to_apply or self._order.to_send(due):
             self._put_back()
         for each in to_apply:
             self._apply(each)
-        at_once = self._schedule.applies_at_once(self.step)
-        self._dealt_with = self.step
+        at_once, self._dealt_with = self._schedule.applies_at_once(self.step), self.step
         for each, round_ in self._order.to_send(due):
             if self._pairs:  # a round is the schedule's: others do not wait for it
                 self._apply(each)

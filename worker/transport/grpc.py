@@ -200,8 +200,7 @@ class GrpcTransport:
     def _connection(self, line: "_Line") -> "_Connection":
         if line in self._connections:
             return self._connections[line]
-        security = self._security
-        ways = reach.ways(line.address, line.tunnel)
+        security, ways = self._security, reach.ways(line.address, line.tunnel)
         if self._proxy:  # it is asked for one
             ways = [line.tunnel or ways[0]]
         target = self._targets.get(line.address) or reach.known_target(",".join(ways))

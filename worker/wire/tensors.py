@@ -159,9 +159,7 @@ def _blocks(elements: int) -> Iterator[tuple[int, int]]:
 
 def _limbs(codec: Codec, payload: memoryview, elements: int, exact: int) -> Tensor:
     found = bytearray(payload[codec.encoded_bytes(elements - exact) :])  # a copy: it is aligned
-    if not (found or exact):
-        return _NONE
-    return _decode(_EXACT, memoryview(found), 0, exact)
+    return _NONE if not (found or exact) else _decode(_EXACT, memoryview(found), 0, exact)
 
 
 def _decode(codec: Codec, payload: memoryview, start: int, stop: int) -> Tensor:

@@ -81,8 +81,7 @@ class TestMean:
             there = [(v[at].item(), w) for v, w in zip(values, weights, strict=True) if v[at] != 0]
             total = sum(w for _, w in there) or 1
             if weighted and len(set(weights)) == 1:  # as none
-                total = len(there) or 1
-                there = [(value, 1) for value, _ in there]
+                total, there = len(there) or 1, [(value, 1) for value, _ in there]
             expected = sum(value * weight for value, weight in there) / total
             assert mean[at].item() == pytest.approx(expected, rel=1e-5, abs=1e-6)
 

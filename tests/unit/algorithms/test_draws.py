@@ -17,8 +17,7 @@ SIZES = st.integers(2, 5)
 
 @given(U64, st.integers(0, 100), ROUNDS, U64, SWARMS, SIZES)
 def test_each_peer_is_in_one_group_or_in_none(run, fragment, round_, membership, peers, size):
-    made = groups(run, fragment, round_, membership, peers, size)
-    together = min(size, len(peers))
+    made, together = groups(run, fragment, round_, membership, peers, size), min(size, len(peers))
     members = [peer for group in made for peer in group]
     assert len(set(members)) == len(members)
     assert set(members) <= set(peers)

@@ -107,8 +107,7 @@ class Peer:
         if self.outer.in_flight is None or self.answer is None:
             return
         answer, self.answer = self.answer, None
-        sent = self.outer.in_flight
-        before = self.outer.state.anchor
+        sent, before = self.outer.in_flight, self.outer.state.anchor
         gives = not (sent.again or self.plan.keeps)
         self.local = end(self.outer, answer, self.local)
         if isinstance(answer, RoundResult):

@@ -20,8 +20,7 @@ from murmuration.algorithms.noloco import (
 
 
 def test_two_steps_by_hand():
-    outer = ModifiedMomentum(a=0.5, b=0.25, c=0.5)
-    one = torch.tensor
+    outer, one = ModifiedMomentum(a=0.5, b=0.25, c=0.5), torch.tensor
     anchor, momentum = outer.step(one([8.0]), one([0.0]), one([4.0]), one([6.0]))
     assert (anchor.item(), momentum.item()) == (8 - 0.25 * 4 - 0.5 * 2, -2.0)
     anchor, momentum = outer.step(anchor, momentum, one([-8.0]), one([10.0]))

@@ -8,6 +8,7 @@ from hypothesis import given, strategies as st
 
 from murmuration.algorithms.robust import (
     Quarantine,
+    UsualNorms,
     aggregate,
     limit_of,
     most_norm,
@@ -118,3 +119,16 @@ def test_three_far_rounds_put_a_peer_in_quarantine_and_ordinary_ones_let_it_out(
         quarantine.saw(fragment, round_, {"a": 1.0, "b": of_b})
         there.append(quarantine.peers)
     assert there == [set()] * 6 + [{"b"}] * 3 + [set()]
+
+
+def test_a_partner_counts_as_far_as_usual_contributions():
+    usual = UsualNorms()
+    with pytest.raises(ValueError, match="no contribution is known"):
+        usual.factor(0, 5.0, 3.0, None)
+    assert usual.factor(0, 0.0, 3.0, None) == usual.factor(0, 5.0, 0.0, None) == 1
+    assert usual.factor(0, 5.0, 3.0, 0.0) == 1  # of no contributions there is no limit
+    assert usual.factor(0, 6.0, 1.5, 2.0) == 0.5
+    usual.saw(0, [2.0, 1e-9, 1e-9, 4.0], 4.0)
+    assert usual.factor(0, 12.0, 3.0, None) == 0.5  # the upper one in the middle
+    usual.saw(0, [1e-9] * 16, 1e-9)
+    assert usual.factor(0, 3.0, 3.0, None) == 0.25  # a part of its own largest

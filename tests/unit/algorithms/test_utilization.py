@@ -74,8 +74,7 @@ class TestClosedForms:
     def test_one_fragment_is_free_for_tau_steps(self, inner_steps, data, mbps, latency_s):
         tau = data.draw(st.integers(0, inner_steps))
         takes_s = 32 * SMALL.parameters / (mbps * 1e6) + latency_s
-        waits_s = max(0.0, takes_s - tau * SMALL.step_s)
-        computes_s = inner_steps * SMALL.step_s
+        waits_s, computes_s = max(0.0, takes_s - tau * SMALL.step_s), inner_steps * SMALL.step_s
         found = at(SMALL, rounds(SMALL, inner_steps, tau), mbps, latency_s)
         assert found == pytest.approx(computes_s / (computes_s + waits_s), rel=1e-9)
 
@@ -103,8 +102,7 @@ class TestClosedForms:
             if schedule.applies_at_once(step) and schedule.sends(step):
                 now = last
             ends.append(now)
-        elapsed = ends[counted] - ends[counted // 2]
-        computing = counted / 2 * workload.step_s
+        elapsed, computing = ends[counted] - ends[counted // 2], counted / 2 * workload.step_s
         assert at(*case, mbps, latency_s) == pytest.approx(min(1, computing / elapsed), rel=1e-9)
 
 
@@ -207,8 +205,7 @@ def test_each_has_the_smallest_h_that_reaches_the_target(target, mbps):
 
 
 def test_what_cannot_be_reached_names_the_speed_that_could():
-    slow = Link(rate_mbps=1e-5)
-    plans = {name: PLANS[name] for name in ("streaming", "noloco")}
+    slow, plans = Link(rate_mbps=1e-5), {name: PLANS[name] for name in ("streaming", "noloco")}
     assert not propose(0.9, plans, SMALL, slow, 4)
     mbps = least_mbps(0.9, plans, SMALL, slow, 4)
     assert mbps is not None

@@ -100,8 +100,7 @@ class Watched:
         member = {"peer": "w0", "health": "alive", "address": "w0:1"}
         self.document = {"peer": "w0", "phase": "training", "steps": 400, "steps_per_s": 10.0,
                          "members": [member], **document}  # fmt: skip
-        self.there = True
-        self.now_s = 0.0
+        self.there, self.now_s = True, 0.0
 
     def look(self) -> Look:
         if not self.there:

@@ -126,8 +126,7 @@ def test_limbs_of_integers_are_the_first_ones_whatever_the_codecs(
     generator = torch.Generator().manual_seed(seed)
     floats = [torch.randn(coded, generator=generator) for _ in range(peers)]
     limbs = [torch.randint(-65535, 65536, (exact,), generator=generator) for _ in range(peers)]
-    whole = [torch.cat(pair) for pair in zip(floats, limbs, strict=True)]
-    elements = coded + exact
+    whole, elements = [torch.cat(pair) for pair in zip(floats, limbs, strict=True)], coded + exact
     bounds, without = plan.shard_bounds(elements, peers, exact), plan.shard_bounds(coded, peers)
     assert (bounds[:-1], bounds[-1][0]) == (without[:-1], without[-1][0])
     arrived = torch.full((elements,), torch.nan)

@@ -176,8 +176,7 @@ class ReducedShards:
         self.versions: dict[int, int] = {}  # by fragment, of this peer's own state
         self._groups: dict[tuple[int, int], Group] = {}
         self.open: dict[ShardKey, OpenShard] = {}
-        self._attempts = count(1)
-        self.patience = Patience(self._config.grace_s, context.plan)
+        self._attempts, self.patience = count(1), Patience(self._config.grace_s, context.plan)
         self._passed_over: defaultdict[ShardKey, set[str]] = defaultdict(set)
         self._quarantine = context.quarantine
         self._kept = self._config.norm_limit if context.plan.keeps else 0.0
@@ -232,8 +231,7 @@ class ReducedShards:
 
     def transfer_s(self, fragment: int, peers: Iterable[str]) -> float:
         """How long both ways to the slowest take, by their last contributions; at most a floor."""
-        floor_s = self._layout.transfer_s(fragment)
-        others = {*peers} - {self._me}
+        floor_s, others = self._layout.transfer_s(fragment), {*peers} - {self._me}
         took_s = [2 * self._took_s.get((fragment, peer), floor_s) for peer in others]
         return min(floor_s, max(took_s, default=0.0))
 
@@ -303,8 +301,7 @@ class ReducedShards:
         it has gone back, and those rounds are to come; what it has given of them stays. Returns the
         shards to forget."""
         afresh = self._groups.get((fragment, version), group) != group
-        back = version < self.versions.get(fragment, version)
-        oldest = version - KEPT_ROUNDS
+        back, oldest = version < self.versions.get(fragment, version), version - KEPT_ROUNDS
         known = (key for key in (*self.open, *self.closed) if key.fragment == fragment)
         forgotten = [
             key
@@ -319,8 +316,7 @@ class ReducedShards:
             self.given.discard(key)
         for key in [k for k in self._passed_over if k.fragment == fragment and k.round < version]:
             del self._passed_over[key]
-        self.versions[fragment] = version
-        self._groups[fragment, version] = group
+        self.versions[fragment], self._groups[fragment, version] = version, group
         for of_rounds in (self._groups, self._norms):
             for at in list(of_rounds):
                 if at[0] == fragment and at[1] < oldest - _LEFT_ROUNDS:
@@ -426,7 +422,8 @@ class ReducedShards:
         """(the contributors that count, the factor of each, those in quarantine). Where most have
         nothing left for the mean that ends a run, no limit is known: nobody moves the model."""
         peers = tuple(sorted(entry.contributors))
-        norms = [entry.contributions[peer].norm for peer in peers]
+        given, limit = [entry.contributions[peer] for peer in peers], self._config.norm_limit
+        norms = [each.norm or each.most for each in given]
         if self._layout.ends_run and 2 * norms.count(0.0) > len(peers):
             peers = tuple(peer for peer, norm in zip(peers, norms, strict=True) if not norm)
             norms = [0.0] * len(peers)
@@ -437,7 +434,9 @@ class ReducedShards:
         if len(out) == len(peers):
             out = frozenset()
         counted = [i for i, peer in enumerate(peers) if peer not in out]
-        factors = robust.norm_factors([ratios[i] for i in counted], self._config.norm_limit)
+        factors = robust.norm_factors([ratios[i] for i in counted], limit)
+        if limit and not self._layout.plan.compares_norms:  # one step's gradients differ far more
+            factors = tuple(robust.FAR / max(robust.FAR, ratios[i]) for i in counted)
         return tuple(peers[i] for i in counted), factors, tuple(sorted(out))
 
     def _expected(self, key: ShardKey, group: Sequence[str]) -> set[str]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from murmuration.algorithms.robust import Doubts, limit_of, norm, norm_of_parts, taken_out
+from murmuration.algorithms.robust import FAR, Doubts, limit_of, norm_of_parts, taken_out
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import new_event
 from murmuration.worker import wire
@@ -247,8 +247,7 @@ class Contributor:
         payload = await self._prepare(round_, part)
         opening = self._header(round_, part, payload, resumed)
         where = "" if peer == me else f"{peer}: "
-        retry_s = self._context.config.retry_s
-        broken = False
+        retry_s, broken = self._context.config.retry_s, False
         answer: Answer
         try:
             if peer == me:
@@ -417,35 +416,29 @@ class Contributor:
     def _expect(self, round_: _Round, part: _Part, header: wire.ReductionHeader) -> None:
         """Makes room for a reduction, or goes on with what has come of it. Raises WireError."""
         key, codec = part.key, self._context.reduction_codec
-        expected = part.shard.reduction_bytes
-        if header.codec != codec.wire_id or header.total_bytes != expected:
-            raise wire.WireError(
-                f"{key}: a reduction of {header.total_bytes} bytes in codec {header.codec}, "
-                f"expected {expected} in {codec.name}"
-            )
+        expected, count = part.shard.reduction_bytes, len(header.contributors)
         named_here = key.shard == joiners_shard(key.round, len(round_.parts))
         most = most_joiners(round_.begin.group) if named_here else 0
-        if len(header.joiners) > most:
-            raise wire.WireError(f"{key}: {len(header.joiners)} joiners; at most {most}")
         admitted = (self._reducer.shards.admits(p, round_.begin.group) for p in header.contributors)
-        if len({*header.contributors}) < len(header.contributors) or not all(admitted):
+        if len({*header.contributors}) < count or not all(admitted):
             false = FalseMean if header.reducer == part.target else wire.WireError
             raise false(f"{key} has contributors that are not of its group")
-        if header.last and header.last not in header.contributors:
-            raise wire.WireError(f"{key}: {header.last!r} came last, but is no contributor")
-        if header.factors and len(header.factors) != len(header.contributors):
-            raise wire.WireError(f"{key}: {len(header.factors)} factors of other contributors")
-        if not all(0 < each <= 1 for each in header.factors):
-            raise wire.WireError(f"{key}: factors {header.factors}")
-        if len(header.roots) != (len(header.contributors) if part.commitment else 0):
-            raise wire.WireError(f"{key}: {len(header.roots)} roots of contributions")
         leaves_some = part.commitment and self._context.plan.keeps_reduction_residual
-        if len(header.lefts) not in ((1, 2) if leaves_some else (0,)):
-            raise wire.WireError(f"{key}: {len(header.lefts)} roots of what encodings leave out")
-        if any(len(root) != wire.HASH_BYTES for root in (*header.roots, *header.lefts)):
-            raise wire.WireError(f"{key}: a root is not of {wire.HASH_BYTES} bytes")
-        if header.weights and len(header.weights) != len(header.contributors):
-            raise wire.WireError(f"{key}: {len(header.weights)} weights of contributions")
+        roots, factors = (*header.roots, *header.lefts), header.factors
+        given, due = (header.total_bytes, header.codec), (expected, codec.wire_id)
+        for what, wrong in (
+            (f"{given} bytes and codec, expected {due}", given != due),
+            (f"{len(header.joiners)} joiners; at most {most}", len(header.joiners) > most),
+            (f"{header.last!r} came last", header.last not in ("", *header.contributors)),
+            (f"{len(factors)} factors of other contributors", len(factors) not in (0, count)),
+            (f"factors {factors}", not all(0 < each <= 1 for each in factors)),
+            ("roots of contributions", len(header.roots) != (count if part.commitment else 0)),
+            ("roots of the rest", len(header.lefts) not in ((1, 2) if leaves_some else (0,))),
+            ("a root of other bytes", any(len(root) != wire.HASH_BYTES for root in roots)),
+            ("weights of contributions", len(header.weights) not in (0, count)),
+        ):
+            if wrong:
+                raise wire.WireError(f"{key}: {what}")
         for weight in header.weights:
             self._context.weight(weight)
         if part.incoming is None:
@@ -466,18 +459,25 @@ class Contributor:
             most = self._reducer.shards.most_norm(part.key, header.contributors)
             least = self._reducer.shards.least_factor(part.key, header.contributors, round_.norm)
 
+        of_gradients = context.plan.payload == "gradient" and part.target != context.me
+        here, at = slice(*shard.bounds), (part.key.fragment, shard.start)
+
         def decode() -> "tuple[Tensor, Tensor | None]":
-            why = ""
+            why, bound, own = "", most, float(round_.begin.values[here].norm())
             mean = wire.decode(codec, reduction.payload.raw, elements, exact=shard.exact)
-            if most < math.inf and (found := norm(mean[: elements - shard.exact])) > most:
-                why = f"{part.key} has norm {found:.3g}, and its contributions at most {most:.3g}"
+            found = float(mean[: elements - shard.exact].norm())
+            if of_gradients:
+                bound = FAR * context.usual.norm(at, own) or math.inf
+            if found > bound:
+                why = f"{part.key} has norm {found:.3g}, and its contributions at most {bound:.3g}"
             elif factor < least:
                 why = f"{part.key} counts {factor:.2g} of a contribution, and at least {least:.2g}"
             if why:
                 raise FalseMean(why) if header.reducer == part.target else wire.WireError(why)
+            if of_gradients:
+                context.usual.saw(at, [own, found], own)
             if round_.error is None or share == 1:
                 return mean, None
-            here = slice(*shard.bounds)
             error, values = round_.error[here].clone(), elements - shard.exact
             error[:values] += (1 - share) * (round_.begin.values[here] - error)[:values]
             return mean, error
@@ -516,8 +516,7 @@ class Contributor:
         missed = self._where(round_, counted=False)
         context.counts.late += bool(missed)
         sent_bytes = sum(p.payload.packed_bytes for p in round_.parts if p.away and p.payload)
-        late = {reduction.last for _, reduction in reductions}
-        now = context.clock()
+        late, now = {reduction.last for _, reduction in reductions}, context.clock()
         exchange_s = self._lasted_s[begin.fragment] = now - round_.began
         self._waited_for_reducers(round_, now)
         for part in round_.parts:  # now and then a shard was moved; always is a way around checks
@@ -634,8 +633,7 @@ class Contributor:
         seconds = self._context.clock() - round_.began
         if last_s is None or seconds < 2 * max(round_.told_s, last_s, _STALL_S):
             return
-        round_.told_s = seconds
-        here = (part.key for part in round_.open if part.target == me)
+        round_.told_s, here = seconds, (part.key for part in round_.open if part.target == me)
         late = {peer for key in here for peer in self._reducer.shards.awaited(key)} - {me}
         waiting_for = sorted(late or {*round_.waiting_for} - {me})
         times = {"seconds": round(seconds, 1), "last_s": round(last_s, 1)}

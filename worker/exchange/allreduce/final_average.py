@@ -36,8 +36,7 @@ class FinalAverage:
 
     def __init__(self, context: Context, reducer: Reducer, peers: Peers, results: Results) -> None:
         self._context, self._reducer, self._results = context, reducer, results
-        self._contributor = Contributor(context, reducer, peers, self)
-        self._view = View()
+        self._contributor, self._view = Contributor(context, reducer, peers, self), View()
         self._passes: dict[int, _Pass] = {}
         self._tasks = Tasks()
 

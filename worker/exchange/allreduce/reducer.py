@@ -92,13 +92,11 @@ class Reducer:
     residuals: what earlier reductions have left out."""
 
     def __init__(self, context: Context, residuals: Residuals | None = None) -> None:
-        self._context = context
-        self.shards = closing.ReducedShards(context)
+        self._context, self.shards = context, closing.ReducedShards(context)
         self._offers: dict[_Offer, None] = {}  # without an answer yet, in their order
         self._reductions: dict[ShardKey, wire.Reduction] = {}
         self._residuals = Residuals() if residuals is None else residuals
-        self.checks = Checks(context, self.shards, self._reductions)
-        self._tasks = Tasks()
+        self.checks, self._tasks = Checks(context, self.shards, self._reductions), Tasks()
         self._late: set[tuple[int, str, bool]] = set()  # fragment, peer, as a reducer
 
     def tick(self) -> None:
@@ -269,7 +267,9 @@ class Reducer:
             return wire.check_values(codec, raw, elements, exact=shard.exact)
 
         norm = await context.worked(elements, check)
-        if context.plan.compares_norms and norm > wire.ROUNDED * (most := contribution.most):
+        if not context.plan.compares_norms:  # gradients come without theirs
+            contribution.most = norm
+        if norm > wire.ROUNDED * (most := contribution.most):
             raise wire.WireError(f"values of norm {norm:.3g}, announced were {most:.3g}")
         if not offer.is_current:
             return _taken_over(offer)
@@ -394,8 +394,7 @@ class Reducer:
         """Returns why the header comes too early, if it does. Raises ValueError: it never fits."""
         header, key, codec = offer.header, offer.key, self._context.codec
         shard = self._context.shards(key.fragment, group)[key.shard]
-        elements = shard.stop - shard.start
-        size = shard.contribution_bytes
+        elements, size = shard.stop - shard.start, shard.contribution_bytes
         announced = (header.codec, header.elements, header.total_bytes)
         if announced != (codec.wire_id, elements, size):
             raise ValueError(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from murmuration.algorithms.draws import Pair, groups, membership_id
 from murmuration.algorithms.fragment_state import FragmentState
+from murmuration.algorithms.robust import FAR
 from murmuration.algorithms.schedule import Schedule
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
@@ -335,8 +336,7 @@ class Pairs(Component):
                 self.step(round_)
 
     def _set_timer(self) -> None:
-        now = self.now
-        times = [each.leave_at for each in self._leaving]
+        now, times = self.now, [each.leave_at for each in self._leaving]
         times += (each.header_by for each in self._waiting if each.header is None)
         for round_ in self._laid.values():
             times += (at for at, _ in round_.recalls.values())
@@ -400,9 +400,10 @@ class Pairs(Component):
         patience.ends(*key, now)
         most_s = self._late_s(round_)
         for peer in round_.partners:
-            waited_s, useless = round_.waited_s(peer, now), peer in round_.useless
+            waited_s, far = round_.waited_s(peer, now), round_.succeeded and self._far(round_, peer)
+            useless = far or peer in round_.useless
             patience.waited(0, key[1], waited_s)
-            if late := waited_s > most_s - _TOLERANCE_S:
+            if (late := waited_s > most_s - _TOLERANCE_S) or far:
                 self._waits_for(round_, peer)
             met = round_.succeeded or late or useless
             if met and view.answers(peer) and view.reach(self.context.me, peer):
@@ -410,6 +411,13 @@ class Pairs(Component):
                     self._late.append(peer)
                 else:
                     self._met.append((peer, useless))
+
+    def _far(self, round_: PairRound, peer: str) -> bool:
+        """Tells whether a partner's values are far too large, and says so the first time."""
+        parts = round_.partners[peer].parts.items()
+        if far := any(0 < FAR * self.values.factor(round_, *each) < 1 for each in parts):
+            self.context.left_out(peer, "gives far too large values: little of them counts")
+        return far
 
     def _fail(self, round_: PairRound) -> None:
         round_.leave_at = self.now + _LEAVE_S

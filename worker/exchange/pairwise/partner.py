@@ -15,10 +15,11 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from operator import mul, sub
 from typing import TYPE_CHECKING
 
 from murmuration.algorithms.codecs import Codec, codec_by_name
-from murmuration.algorithms.diloco import mean_in_order
+from murmuration.algorithms.robust import aggregate, limit_of, norm
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.exchange.pairwise import round as rounds
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 
 _HEADER_S = 10.0
+_LIMITS = {rounds.ANCHOR: 3, rounds.CONTRIBUTION: 1}  # replicas drift apart
 
 
 class _OvertakenError(Exception):
@@ -58,26 +60,45 @@ class PairValues:
     async def own(self, fragment: int, part: int, values: "Tensor", weight: int = 1) -> OwnPart:
         """A part as it goes to partners. Raises ValueError: it is not for the codec."""
         context, codec, exact = self._context, self.codec(part), self._context.limbs(fragment)
-        error = codec.name != "fp32" if part == rounds.ANCHOR else context.plan.keeps
+        ahead = part == rounds.ANCHOR
+        error = codec.name != "fp32" if ahead else context.plan.keeps
 
-        def encode() -> "tuple[wire.Payload, Tensor | None]":
+        def encode() -> "tuple[wire.Payload, Tensor | None, float]":
             raw = wire.encode(codec, values, exact=exact)
             left_out = wire.encoding_error(codec, raw, values, exact=exact) if error else None
-            return context.compression.payload(codec, raw), left_out
+            known = 0.0 if ahead else wire.check_values(codec, raw, len(values), exact=exact)
+            return context.compression.payload(codec, raw), left_out, known
 
         encoded = await context.worked(values.numel(), encode)
-        return OwnPart(*encoded, context.weight(weight) if part == rounds.CONTRIBUTION else 1)
+        return OwnPart(*encoded, 1 if ahead else context.weight(weight))
 
-    async def check(self, fragment: int, part: int, incoming: wire.Incoming) -> None:
-        """Raises WireError."""
+    async def size(self, round_: PairRound, part: int, incoming: wire.Incoming) -> float:
+        """The norm of a partner's contribution, or of the way to its anchor. Raises WireError."""
+        codec, fragment = self.codec(part), round_.fragment
         elements, exact = self._context.elements[fragment], self._context.limbs(fragment)
-        codec = self.codec(part)
 
-        def work() -> None:
+        def work() -> float:
             incoming.verify()
-            wire.check_values(codec, incoming.raw, elements, exact=exact)
+            found = wire.check_values(codec, incoming.raw, elements, exact=exact)
+            if part == rounds.CONTRIBUTION:
+                return found
+            both = [incoming.raw, round_.own[part].payload.raw]
+            way = wire.average(codec, both, elements, lambda each: sub(*each), exact=exact)
+            return norm(way[: elements - exact])
 
-        await self._context.worked(elements, work)
+        return await self._context.worked(elements, work)
+
+    def factor(self, round_: PairRound, part: int, given: OwnPart | TheirPart) -> float:
+        """How much of a part counts: the same whenever it is asked for."""
+        if isinstance(given, OwnPart):
+            return 1.0
+        if given.factor is None:
+            own, fragment = round_.own.get(rounds.CONTRIBUTION), round_.fragment
+            members = round_.view.in_draw(fragment) | {round_.me}
+            limit = limit_of(self._context.config.norm_limit, len(members)) * _LIMITS[part]
+            known = given.size, limit, own.size if own else None
+            given.factor = self._context.usual.factor(fragment, *known)
+        return given.factor
 
     async def mean_anchor(self, round_: PairRound) -> "Tensor":
         """Adds what the own anchor's encoding left out: so small steps add up."""
@@ -86,11 +107,15 @@ class PairValues:
 
     async def mean(self, round_: PairRound, part: int) -> "Tensor":
         codec, elements = self.codec(part), self._context.elements[round_.fragment]
-        parts = round_.parts(part)
-        weights = [each.weight for each in parts] if part == rounds.CONTRIBUTION else None
-        mean_of = partial(mean_in_order, weights=weights)
-        exact = self._context.limbs(round_.fragment)
-        given = [each.payload.raw for each in parts]
+        parts, weights, me = round_.parts(part), None, round_.group.index(round_.me)
+        factors = [self.factor(round_, part, each) for each in parts]
+        if part == rounds.CONTRIBUTION:
+            weights, sizes = [each.weight for each in parts], [each.size for each in parts]
+            self._context.usual.saw(round_.fragment, map(mul, sizes, factors), sizes[me])
+        else:  # of the way to each anchor so much counts
+            factors[me] += len(factors) - sum(factors)
+        mean_of = partial(aggregate, factors=factors, weights=weights)
+        exact, given = self._context.limbs(round_.fragment), [each.payload.raw for each in parts]
         work = partial(wire.average, codec, given, elements, mean_of, exact=exact)
         return await self._context.worked(len(parts) * elements, work)
 
@@ -352,15 +377,14 @@ class PartnerStream:
         self._pairs.look()
         partner = round_.partners[self.peer]
         try:
-            await self._pairs.values.check(round_.fragment, index, part.payload)
+            part.size = await self._pairs.values.size(round_, index, part.payload)
         except wire.WireError:
             if partner.parts.get(index) is part:
                 del partner.parts[index]
             raise
         if self.over or self._drained:
             raise _OvertakenError
-        part.checked = True
-        here = partner.parts.get(index) is part
+        part.checked, here = True, partner.parts.get(index) is part
         if index == rounds.ANCHOR and here and self._pairs.prefetch.came(round_):
             self._pairs.tasks.spawn(self._pairs.average_anchors(round_))
         if partner.received:
@@ -371,8 +395,7 @@ class PartnerStream:
     def _drain(self, round_: PairRound) -> None:
         if self.over or self._drained:
             return
-        partner = round_.partners[self.peer]
-        given_up = round_.failed and self._last_said
+        partner, given_up = round_.partners[self.peer], round_.failed and self._last_said
         all_said = self._last_said and partner.prepared and partner.received
         if not (given_up or all_said or partner.declined is not None):
             return

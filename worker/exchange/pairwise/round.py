@@ -38,6 +38,7 @@ class OwnPart:
 
     payload: "wire.Payload"
     left_out: "Tensor | None" = None
+    size: float = 0.0  # the norm of a contribution
     weight: int = 1
 
 
@@ -47,6 +48,8 @@ class TheirPart:
 
     payload: "wire.Incoming"
     weight: int = 1
+    size: float = 0.0  # the norm of a contribution, or of the way to an anchor
+    factor: float | None = None  # how much of it counts, once that is decided
     checked: bool = False
 
 
@@ -156,14 +159,12 @@ class PairRound:
         """This peer has come to the round, at monotonic time `now` (s), here and below. Args:
         lead_s: how far it may be ahead of its partners; patience_s: how long a late one is waited
         for besides."""
-        config = self._config
-        members = self.view.members
+        config, members = self._config, self.view.members
         self.versions = {p: members[p].version for p in self.partners if p in members}
         self.begun, self.began = True, now
         self._transfer_s = config.transfer_s(payload_bytes)
         self._round_s = config.patience_s + self._transfer_s + config.slack_s
-        self.deadline = now + self._round_s
-        self._lead_s = lead_s
+        self.deadline, self._lead_s = now + self._round_s, lead_s
         self._patience_s = min(config.patience_s, patience_s) + lead_s
         self.patience_until = min(now + self._patience_s, self.deadline)
 
@@ -257,9 +258,7 @@ class PairRound:
             return f"the link to {peer} is cut"
         if now >= self._cut_off_at(peer):
             return f"{partner.reason}, and it has not come back"
-        if now >= self._frozen_at(peer):
-            return f"{peer} does not answer any more"
-        return None
+        return f"{peer} does not answer any more" if now >= self._frozen_at(peer) else None
 
     def _cut_off_s(self, peer: str) -> float:
         if not self.view.usable(peer):
@@ -273,9 +272,7 @@ class PairRound:
     def _frozen_at(self, peer: str) -> float:
         partner = self.partners[peer]
         frozen = partner.met and not self.view.usable(peer) and partner.broken_at == math.inf
-        if not frozen or self.complete:
-            return math.inf
-        return partner.heard_at + self._cut_off_s(peer)
+        return math.inf if not frozen or self.complete else partner.heard_at + self._cut_off_s(peer)
 
     def _given_up_at(self, peer: str) -> float:
         return max(self.patience_until, self.partners[peer].heard_at + self._patience_s)

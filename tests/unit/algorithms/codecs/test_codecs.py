@@ -70,8 +70,7 @@ def test_few_bits_are_few_and_those_that_something_must_keep_the_rest_of():
 @settings(max_examples=15)
 @given(elements=st.integers(1, 20000), shards=st.integers(1, 9), seed=st.integers(0, 99))
 def test_shards_encode_as_parts_of_the_whole(codec, elements, shards, seed):
-    values = values_of(elements, seed)
-    bounds = shard_bounds(elements, shards, codec.block_elements)
+    values, bounds = values_of(elements, seed), shard_bounds(elements, shards, codec.block_elements)
     pieces = [codec.encode(values[start:stop].clone()) for start, stop in bounds]
     assert torch.equal(torch.cat(pieces), codec.encode(values))
     decoded = torch.cat(list(map(codec.decode, pieces, [stop - start for start, stop in bounds])))
@@ -177,8 +176,7 @@ def test_a_wrong_number_of_bytes_is_refused(codec, extra):
 @pytest.mark.parametrize("elements", [5, 4097, 30_000])
 @pytest.mark.parametrize("name", ["topk32", "topk256"])
 def test_torch_alone_keeps_what_numpy_keeps(monkeypatch, name, elements):
-    codec = codec_by_name(name)
-    values = values_of(elements, 1)
+    codec, values = codec_by_name(name), values_of(elements, 1)
     values[elements // 3 : elements // 2] = 0.0
     values[elements // 2 : -elements // 4] = -(2.0**-130)
     here = codec.encode(values)
@@ -233,7 +231,6 @@ def test_finite_values_never_become_infinite():
 def test_cuda_gives_what_the_cpu_gives(codec):
     elements = 3 * 4096 + 77
     values = values_of(elements, 1) * 1e-3
-    here = codec.encode(values)
-    there = codec.encode(values.cuda())
+    here, there = codec.encode(values), codec.encode(values.cuda())
     assert torch.equal(there.cpu(), here)
     assert torch.equal(codec.decode(there, elements).cpu(), codec.decode(here, elements))

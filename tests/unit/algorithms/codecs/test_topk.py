@@ -56,8 +56,7 @@ def test_chunks_are_encoded_as_each_would_be_alone(name):
     few, equal = torch.zeros(2, CHUNK)
     few[7 : 7 * kept : 7] = values_of(kept - 1, 1)  # one fewer than are kept, and one more
     equal[5 : 5 * kept + 6 : 5] = 2.0
-    chunks = [few, equal, values_of(CHUNK, 2)]
-    codec = codec_by_name(name)
+    chunks, codec = [few, equal, values_of(CHUNK, 2)], codec_by_name(name)
     alone = torch.cat([codec.encode(chunk) for chunk in chunks])
     assert torch.equal(codec.encode(torch.cat(chunks)), alone)
 
@@ -85,8 +84,7 @@ def test_two_magnitudes_come_back_exactly_and_the_levels_are_the_best_two():
 def test_the_bytes_are_as_documented():
     values = torch.zeros(130)  # 3 are kept
     values[5], values[129] = -2.0, 1.0
-    raw = codec.encode(values)
-    levels = [0x80, 0x3F, 0x00, 0x40]
+    raw, levels = codec.encode(values), [0x80, 0x3F, 0x00, 0x40]
     # 5, 5 again and 129; -high, -high, low; of 000101, 000101 and 000001 the lowest bits first;
     # and of 0, 0 and 2 the bits 0 + 0, 0 + 1 and 2 + 2 of six.
     planes = ["011", "011", "111", "000", "011", "000", "000", "000"]

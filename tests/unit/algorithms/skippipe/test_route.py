@@ -119,8 +119,7 @@ COMPLETE = Rules(stages=3, visited=3)
 @pytest.mark.parametrize("name", ROUTINGS)
 def test_every_preset_routes_every_microbatch_the_same_way_each_time(name, monkeypatch):
     monkeypatch.setattr(routings, "search_routes", partial(search_routes, effort_s=0.02))
-    pipeline = even_pipeline((2, 3, 2))
-    origins = [0, 1, 0, 1]
+    pipeline, origins = even_pipeline((2, 3, 2)), [0, 1, 0, 1]
     routes = ROUTINGS[name](pipeline, COMPLETE, origins, 7)
     assert routes == ROUTINGS[name](pipeline, COMPLETE, origins, 7)
     assert [route.origin for route in routes] == origins

@@ -81,8 +81,7 @@ def test_no_peer_computes_two_visits_at_a_time_or_holds_more_than_its_memory(cas
 
 def test_messages_of_a_shared_uplink_leave_one_after_another():
     """Stage 0 sends to two peers at once when the forwards cost next to nothing."""
-    pipeline = even_pipeline((1, 2))
-    hops = 1.0 - np.eye(3)
+    pipeline, hops = even_pipeline((1, 2)), 1.0 - np.eye(3)
     tiny = np.full(3, 1e-6)
     costs = Costs(delay_s=0 * hops, transfer_s=hops, forward_s=tiny, backward_s=tiny, loss_s=tiny)
     pipeline = replace(pipeline, costs=costs)
@@ -95,8 +94,7 @@ def test_messages_of_a_shared_uplink_leave_one_after_another():
 
 def test_visits_in_another_order_may_wait_for_each_other_for_ever():
     """At memory 1, peers 2 and 3 are full of what the other is to compute next."""
-    pipeline = even_pipeline((2, 1, 1), memory=1)
-    routes = [Route((0, 2, 3)), Route((1, 3, 2))]
+    pipeline, routes = even_pipeline((2, 1, 1), memory=1), [Route((0, 2, 3)), Route((1, 3, 2))]
     assert simulate(pipeline, routes)[1] == (-1, -1)
     with pytest.raises(AssertionError, match="deadlocks"):
         finish_times(pipeline, routes)

@@ -305,8 +305,7 @@ def test_one_that_is_not_valid_is_told_at_the_start(run, tmp_path, monkeypatch, 
 
 def test_old_tokens_are_forgotten(run, tmp_path, monkeypatch):
     monkeypatch.setattr(authority, "_KEPT", 2)
-    old = [run.create_token(valid_s=-1).id for _ in range(4)]
-    new = run.create_token().id
+    old, new = [run.create_token(valid_s=-1).id for _ in range(4)], run.create_token().id
     assert [record.id for record in run.tokens()] == [*old[-2:], new]
     ledger = json.loads((tmp_path / "first" / FOLDER / "ledger.json").read_bytes())
     assert len(ledger["tokens"]) == 3

@@ -39,8 +39,7 @@ def leased(messages: deque[LeaseMessage]) -> list[int]:
 @pytest.mark.parametrize("first", ["a", "b"])
 def test_an_answer_says_that_the_other_asks_for_it_too(first):
     """Its own question is still on the way; whichever comes first, one has the block."""
-    tables = Tables("a", "b")
-    only = SampleStream(id=1, block=10, length=10)
+    tables, only = Tables("a", "b"), SampleStream(id=1, block=10, length=10)
     asks = {}
     for name, other in (("a", "b"), ("b", "a")):
         table = tables.tables[name]
@@ -116,8 +115,7 @@ def ledger_of(blocks: list[int], cursors: dict[int, int] | None = None) -> Ledge
 
 @given(st.lists(BLOCKS, min_size=1, max_size=4))
 def test_merging_is_a_union_in_any_order(parts):
-    ledgers = [ledger_of(part) for part in parts]
-    merged = Ledger()
+    ledgers, merged = [ledger_of(part) for part in parts], Ledger()
     for each in (*reversed(ledgers), *ledgers):
         merged.merge(each.done, each.cursors)
     used = set(itertools.chain(*parts))

@@ -120,8 +120,7 @@ def test_what_the_sampler_draws_is_drawn_once(kind):
         np.random.seed(peer)
         return make(peer)
 
-    alone = values(Peers("a").draw({"a": source(0)}))
-    peers = Peers(*PEERS)
+    alone, peers = values(Peers("a").draw({"a": source(0)})), Peers(*PEERS)
     drawn = peers.draw({name: source(place) for place, name in enumerate(PEERS)})
     assert sorted(values(drawn)) == sorted(alone)
     assert len(alone) == count

@@ -156,8 +156,7 @@ def test_a_tasks_loader_that_cannot_be_shared_is_the_tasks_error():
 
 
 def test_worker_processes_load_ahead_and_what_they_loaded_in_vain_goes_back():
-    peers = Peers("a")
-    ahead = loader(2, 40, num_workers=1, prefetch_factor=4)
+    peers, ahead = Peers("a"), loader(2, 40, num_workers=1, prefetch_factor=4)
     first = peers.share("a", ahead, 4)
     begun = [next(first) for _ in range(3)]
     first.close()
@@ -273,8 +272,7 @@ def test_a_stream_that_two_ranks_have_saved_is_gone_on_from_by_three_and_by_one(
             drawn += [next(loop) for loop in loops]
         assert [source.read for source in sources] == [ranks * steps] * ranks
         shares[0].tell()
-        used = tables.tables["a"].ledger.plain()
-        saved = json.loads(json.dumps(shares[0].streams()))
+        used, saved = tables.tables["a"].ledger.plain(), json.loads(json.dumps(shares[0].streams()))
     assert drawn == [*range(40)]
 
 

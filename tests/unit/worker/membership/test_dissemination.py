@@ -19,8 +19,7 @@ class Peer:
     def __init__(self, name: str, *others: str) -> None:
         self.name = name
         self.known = {peer: member(peer) for peer in (name, *others)}
-        self.deltas = Dissemination(name, full_s=1e9)
-        self.now = 0.0
+        self.deltas, self.now = Dissemination(name, full_s=1e9), 0.0
 
     @property
     def members(self) -> tuple[Member, ...]:

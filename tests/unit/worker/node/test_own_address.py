@@ -110,8 +110,7 @@ def test_loopback_is_not_advertised_to_another_machine(machine):
 
 
 def test_of_a_link_of_two_this_machines_end_is_taken(monkeypatch):
-    attributes = {"IFA_ADDRESS": "10.8.0.1", "IFA_LOCAL": "10.8.0.6"}
-    routes = MagicMock()
+    attributes, routes = {"IFA_ADDRESS": "10.8.0.1", "IFA_LOCAL": "10.8.0.6"}, MagicMock()
     routes.__enter__().get_addr.return_value = [SimpleNamespace(get_attr=attributes.get)]
     monkeypatch.setattr("pyroute2.IPRoute", lambda: routes)
     monkeypatch.setattr(own_address.sys, "platform", "linux")

@@ -116,8 +116,7 @@ def test_what_is_counted_and_not_reported_is_soon_refused_that_way(by):
 
 
 def test_what_is_counted_of_an_origin_further_on_is_left_out_after_a_while():
-    tracker = tracker_at(5, a={0}, b={1})
-    origins = [origin("a", step=5), origin("b", step=6)]
+    tracker, origins = tracker_at(5, a={0}, b={1}), [origin("a", step=5), origin("b", step=6)]
     assert tracker.over(origins, 10.0) is None
     assert tracker.over(origins, 11.9) is None
     assert tracker.over(origins, 12.0) == IterationOver(5, discard=True)  # both in the same time

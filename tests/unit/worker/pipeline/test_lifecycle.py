@@ -72,8 +72,7 @@ def made_from(there: list[int], monkeypatch: pytest.MonkeyPatch, plan: str = "di
     cut = problem.fragments(part)
     fragments = [FragmentReplica(each, problem.plan, replica.parameters) for each in cut]
     trainer: Any = SimpleNamespace(replica=replica, fragments=fragments)
-    first = [each.state for each in fragments]
-    io = one_thread((member(0, 1.0), member(2, 3.0)))
+    first, io = [each.state for each in fragments], one_thread((member(0, 1.0), member(2, 3.0)))
     events: list[dict[str, Any]] = []
     lifecycle_of(io, events, Path(), problem).rebuild(trainer, lambda: False)
     both = zip(fragments, first, strict=True)

@@ -34,8 +34,7 @@ class Stage:
         module = part_of(task, config, stage).module
         self.module, self.answers = module, list[StageJobDone]()
         given = (task, module, config, PROBLEM.cursor("x"), self.answers.append)
-        self.replica = StageReplica(*given, begins=stage == 0)
-        self._number = 0
+        self.replica, self._number = StageReplica(*given, begins=stage == 0), 0
         self.replica.begin(1)
 
     def ask(

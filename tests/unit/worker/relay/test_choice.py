@@ -80,8 +80,7 @@ def test_one_that_fails_is_asked_again_after_a_pause_that_doubles():
 
 
 def test_one_that_leads_nowhere_several_times_in_a_row_is_replaced_and_left_alone():
-    choice = begun(0.01, 0.02, 0.03)
-    now = 0.0
+    choice, now = begun(0.01, 0.02, 0.03), 0.0
 
     def tried(**leads_here: bool) -> list[tuple[str, object]]:
         nonlocal now

@@ -187,8 +187,7 @@ async def test_nobody_else_is_reached_through_a_relay(run):
 async def test_a_tunnel_in_use_is_not_the_one_that_gives_way(monkeypatch):
     """Whatever others say where they are reached."""
     monkeypatch.setattr("murmuration.worker.relay.tunnels._MOST_PORTS", 4)
-    tunnels = Party("a", None).tunnels
-    used = relayed_address("honest", ["127.0.0.1:1"])
+    tunnels, used = Party("a", None).tunnels, relayed_address("honest", ["127.0.0.1:1"])
     first = tunnels.port(used)
     for number in range(40):
         tunnels.port(relayed_address(f"ghost{number}", ["127.0.0.1:1"]))

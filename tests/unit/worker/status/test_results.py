@@ -121,8 +121,7 @@ def test_long_results_are_cut_to_what_a_call_takes():
     ("run", "document"), [(8, pack({})), (RUN, b"damaged"), (RUN, bytes(70_000))]
 )
 async def test_what_is_no_result_is_refused(run, document):
-    peers = Peers("a", "b")
-    asked = pb.ResultRequest(run=run, sender="b", document=document)
+    peers, asked = Peers("a", "b"), pb.ResultRequest(run=run, sender="b", document=document)
     with pytest.raises(wire.WireError):
         await peers.results["a"].on_result(asked.SerializeToString())
     assert peers.results_at("a")["b"] is None

@@ -39,8 +39,7 @@ def test_what_is_drawn_depends_on_the_seed_alone(text):
     for lora in (None, LORA):
         task = task_of(text, lora=lora)
         torch.manual_seed(1)
-        first = values(task.model())
-        state = torch.get_rng_state()
+        first, state = values(task.model()), torch.get_rng_state()
         assert torch.equal(first, values(task.model()))
         assert torch.equal(state, torch.get_rng_state())
     named = trained_parameters(task.model())  # of LoRA only the adapters
@@ -55,8 +54,7 @@ def test_a_batch_is_windows_of_the_text_and_the_loss_can_be_learned(text):
     assert batch.inputs.shape == batch.targets.shape == (2, 16)
     assert torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1])
     model = task.model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    losses = []
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-2), []
     for _ in range(20):
         optimizer.zero_grad()
         loss = task.loss(model, batch)

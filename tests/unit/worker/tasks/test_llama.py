@@ -42,12 +42,10 @@ def test_names_shapes_and_logits_are_those_of_transformers(key_heads, tied):
 
 
 def test_the_cache_gives_the_logits_of_one_pass():
-    model = build_llama(SMALL, seed=3)
-    tokens = (torch.arange(20)[None] * 7) % SMALL.vocab_size
+    model, tokens = build_llama(SMALL, seed=3), (torch.arange(20)[None] * 7) % SMALL.vocab_size
     cache = KeyValueCache(SMALL, torch.device("cpu"))
     with torch.inference_mode():
-        whole = model(tokens)
-        parts = [model(tokens[:, :6], cache)]
+        whole, parts = model(tokens), [model(tokens[:, :6], cache)]
         parts += [model(tokens[:, t : t + 1], cache) for t in range(6, 20)]
     assert cache.length == 20
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-5)

@@ -53,8 +53,7 @@ def test_generation_depends_on_its_seed_and_outlives_the_context_and_is_streamed
     assert whole == task.generate(model, "def ", n_tokens=50, temperature=1.0, seed=1)
     assert whole != task.generate(model, "def ", n_tokens=50, temperature=1.0, seed=2)
     assert 1 <= len(whole) <= 50
-    read = 0
-    forward = model.forward
+    read, forward = 0, model.forward
 
     def counting(*args: object) -> torch.Tensor:
         nonlocal read

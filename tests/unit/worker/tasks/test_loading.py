@@ -84,8 +84,7 @@ def test_a_task_of_ones_own_is_found_in_the_working_directory():
     task = load_task("own_task:build", seed=7, options={"slope": 3.0})
     assert isinstance(task, Task)
     assert not isinstance(task, Generates)
-    model = task.model()
-    batch = next(task.batches("train", Cursor(seed=7, stream="a", position=2)))
+    model, batch = task.model(), next(task.batches("train", Cursor(seed=7, stream="a", position=2)))
     assert batch.cursor.position == 6
     with torch.no_grad():
         next(model.parameters()).fill_(3.0)

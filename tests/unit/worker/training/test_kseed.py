@@ -111,8 +111,7 @@ def test_a_loss_that_is_not_finite_moves_nothing():
 def test_parameters_come_back_to_the_bit():
     trained = replica(Line())
     trained.inner_step(1, trained.backward(1))
-    space = space_of(trained.model)
-    before = [p.clone() for p in trained.model.parameters()]
+    space, before = space_of(trained.model), [p.clone() for p in trained.model.parameters()]
     with space.kept():
         with torch.no_grad():
             space.coefficients[3] += 1

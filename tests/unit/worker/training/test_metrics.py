@@ -53,8 +53,7 @@ STEPS = 20
 
 class Told:
     def __init__(self, replica: UserReplica | None = None) -> None:
-        parameters = {"x": torch.zeros(4)}
-        fragment = Fragment(0, (TensorSpec("x", (4,)),))
+        parameters, fragment = {"x": torch.zeros(4)}, Fragment(0, (TensorSpec("x", (4,)),))
         self.fragment, self.now = FragmentReplica(fragment, Plan(), parameters), 0.0
         self.task, mailbox = LlamaBytes(seed=0), Mailbox()
         self.posted: list[ToIO] = []

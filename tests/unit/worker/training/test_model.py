@@ -38,8 +38,7 @@ def replica_of(model: nn.Module, preset: str) -> tuple[FragmentReplica, Fragment
 def test_the_new_anchor_has_the_mean_of_the_statistics_and_no_momentum_of_them(preset):
     each, fragment = replica_of(normalised(), preset)
     assert (fragment.averaged, fragment.exact) == (((15, 25),), 4)
-    before = each.state.anchor
-    g = torch.arange(25.0)
+    before, g = each.state.anchor, torch.arange(25.0)
     each.contribute(g, step=1)
     middle = before + 1 if preset == "noloco" else None
     result = RoundResult(0, g.clone(), 2, ("a", "b"), (), mean_anchor=middle)

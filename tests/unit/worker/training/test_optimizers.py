@@ -129,8 +129,7 @@ class OwnOptimizer(Line):
 
 
 def test_a_tasks_own_optimizer_and_schedule_are_taken():
-    own = replica(InnerConfig(), OwnOptimizer())
-    rates = []
+    own, rates = replica(InnerConfig(), OwnOptimizer()), []
     own.optimizers[0].register_step_pre_hook(lambda *_: rates.append(own.learning_rate))
     for step in (1, 2, 3, 7, 6):  # another peer's word moves it
         own.inner_step(step, own.backward(step))

@@ -44,8 +44,7 @@ class ByName(Context):
         return tuple((first, *(peer for peer in group if peer != first)) for first in group)
 
     def shards(self, fragment: int, group: Sequence[str]) -> tuple[ShardRange, ...]:
-        size = ELEMENTS
-        count = len(self.orders(fragment, group))
+        size, count = ELEMENTS, len(self.orders(fragment, group))
         return tuple(ShardRange(k * size, (k + 1) * size, BYTES, BYTES // 2) for k in range(count))
 
     def weight(self, announced: int) -> int:

@@ -180,7 +180,8 @@ def test_a_large_part_is_hashed_off_the_loop(clock):
         offloaded.append(work)
 
     context = replace(pair.context, elements=[1 << 20], offload=later)
-    pair.run(PairValues(context).check(0, CONTRIBUTION, wire.Incoming(4 << 20, 0)))
+    laid, large = pair.lay().pairs._laid[0, 0], wire.Incoming(4 << 20, 0)
+    pair.run(PairValues(context).size(laid, CONTRIBUTION, large))
     with pytest.raises(wire.Again, match="0 of 4194304 bytes"):
         offloaded[0]()
 

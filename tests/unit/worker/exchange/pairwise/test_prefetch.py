@@ -56,8 +56,7 @@ def test_nobody_waits_for_a_partner_of_which_nothing_comes():
 
 def test_a_partner_that_trickles_is_not_waited_for_for_ever():
     prefetch, laid = Prefetch(), lay()
-    until = LAID_S + 1.0 + CONFIG.transfer_s(12)
-    now = LAID_S
+    until, now = LAID_S + 1.0 + CONFIG.transfer_s(12), LAID_S
     while now < until - 0.9:
         now += 0.9
         laid.heard = now - 0.1
