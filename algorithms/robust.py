@@ -25,7 +25,6 @@ AGGREGATIONS: tuple[Aggregation, ...] = ("mean", "trimmed")
 NORM_LIMIT = 3.0  # medians
 _LEAST_LIMIT = 1.5
 _FEWEST = 3  # contributions that have a median
-_FEWEST_TRIMMED = 5
 NORM_SLACK = 2.0  # an encoding may enlarge a mean's norm
 _LARGEST = 16.0  # times the usual norm that an earlier one may have
 FAR = 10.0  # times the median: no honest contribution of equal work has that
@@ -214,11 +213,11 @@ def aggregate(
     """The mean of a round's contributions, each times its factor; fresh, and the mean of blocks is
     the mean's blocks. Raises ValueError: there is nothing to average. Args: contributions, weights,
     over: as `mean_in_order` takes them; factors: of `norm_factors`, one for each; aggregation:
-    `mean`; or of five or more contributions the `trimmed` mean, which takes no account of weights
+    `mean`; or of three or more contributions the `trimmed` mean, which takes no account of weights
     and senders."""
     pairs = zip(contributions, factors, strict=True)
     scaled = (each if factor == 1 else each * factor for each, factor in pairs)
-    if aggregation == "trimmed" and len(factors) >= _FEWEST_TRIMMED:
+    if aggregation == "trimmed" and len(factors) >= _FEWEST:
         return trimmed_mean(tuple(scaled))
     return mean_in_order(scaled, weights, over)
 

@@ -41,7 +41,7 @@ import murmuration
 from murmuration.algorithms.codecs import has_few_bits
 from murmuration.algorithms.fragments import TensorSpec, partition
 from murmuration.algorithms.plan import PRESETS
-from tests.lab.one_process import MEANS, Trained, Training, last_mean_bytes, sent, train
+from tests.lab.one_process import MEANS, Trained, Training, last_mean_bytes, sent_bytes, train
 from tests.support import specification
 
 TUNING_SEED = 100
@@ -225,11 +225,11 @@ class Campaign:
 
 
 def result_of(trained: Trained, began: float) -> Result:
-    sent_bytes = trained.sent.bytes
+    sent = trained.sent_bytes
     return Result(
         loss=trained.loss_of(trained.anchors(), VALIDATION_BATCHES),
-        sent_bytes=sent_bytes / trained.training.steps,
-        fewer=ddp_bytes(trained) / sent_bytes if sent_bytes else 0.0,
+        sent_bytes=sent / trained.training.steps,
+        fewer=ddp_bytes(trained) / sent if sent else 0.0,
         params=sum(fragment.elements for fragment in trained.fragments),
         cpu_s=round(time.process_time() - began, 1),
     )
@@ -240,7 +240,7 @@ def ddp_bytes(trained: Trained) -> float:
     elements = sum(fragment.elements for fragment in trained.fragments)
     whole = partition([TensorSpec("all", (elements,))], 1, "strided")
     plan = replace(PRESETS["ddp"], codec="bf16", reduction_codec="bf16")
-    return sent(plan, whole, trained.training.steps, trained.training.workers).bytes
+    return sent_bytes(plan, whole, trained.training.steps, trained.training.workers)
 
 
 def main() -> int:

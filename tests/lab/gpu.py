@@ -526,7 +526,7 @@ def losses(line: str, size: str, at: Place) -> Figures:
         "params": sum(fragment.elements for fragment in done.fragments),
         "steps": steps,
         "workers": workers,
-        "mb_sent": done.sent.bytes / 1e6,
+        "mb_sent": done.sent_bytes / 1e6,
         "trained_s": time.perf_counter() - began,
     }
 

@@ -55,6 +55,7 @@ OTHERWISE = {
     "lease": settings_of(task__data="leased"),
     "kseed": ("--preset", "kseed", *settings_of(inner__warmup_steps=0)),
     "stages": (*STAGES, *BRISK),
+    "trimmed": settings_of(rounds__aggregation="trimmed"),
 }
 
 

@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from murmuration.algorithms.codecs import codec_by_name
 from murmuration.algorithms.fragments import Fragment, partition
 from murmuration.algorithms.plan import Plan
+from murmuration.algorithms.robust import trimmed_mean
 from murmuration.worker.config import Config, load_config
 from murmuration.worker.pipeline.part import Part, part_of
 from murmuration.worker.tasks import Batch, Cursor, Task, load_task, next_batch
@@ -82,18 +83,9 @@ class Trained:
         return found.loss
 
     @property
-    def sent(self) -> "Sent":
-        """The bytes of each worker in the whole run, an exact mean at its end left out."""
+    def sent_bytes(self) -> float:
         training = self.training
-        return sent(self.plan, self.fragments, training.steps, training.workers)
-
-
-@dataclass(frozen=True)
-class Sent:
-    """The bytes of a worker, before zstd. Args: values: that the bytes stand for."""
-
-    bytes: float
-    values: float
+        return sent_bytes(self.plan, self.fragments, training.steps, training.workers)
 
 
 def train(
@@ -287,23 +279,27 @@ def radial(fragment: Fragment, mean: Tensor, own: Sequence[Tensor]) -> Tensor:
     return found
 
 
-MEANS: dict[str, Mean] = {"plain": plain, "half-iso": half_iso, "iso": iso, "radial": radial}
+def trimmed(fragment: Fragment, mean: Tensor, own: Sequence[Tensor]) -> Tensor:
+    """Leaves out the largest and the smallest fifth of each value, before any encoding."""
+    return trimmed_mean(own)
 
 
-def sent(plan: Plan, fragments: Sequence[Fragment], steps: int, workers: int) -> Sent:
-    """The bytes that each worker sends in the whole run, but for an exact mean at its end."""
+_MEANS: tuple[Mean, ...] = plain, half_iso, iso, radial, trimmed
+MEANS = {each.__name__.replace("_", "-"): each for each in _MEANS}
+
+
+def sent_bytes(plan: Plan, fragments: Sequence[Fragment], steps: int, workers: int) -> float:
+    """The bytes, before zstd, that a worker sends in a run, but for an exact mean at its end."""
     if plan.exchange == "none":
-        return Sent(0.0, 0.0)
+        return 0.0
     schedule = plan.schedule(fragments=len(fragments), steps=steps)
     pairs = plan.exchange == "pairs"  # each gives its partner all, where a mean gives each its part
     back = plan.anchor_codec if pairs else plan.reduction_codec
-    total = values = 0.0
-    for fragment in fragments:
-        share = (1 if pairs else (workers - 1) / workers) * schedule.rounds(fragment.index)
-        for codec in (codec_by_name(plan.codec), codec_by_name(back)):
-            total += share * codec.encoded_bytes(fragment.elements)
-            values += share * fragment.elements
-    return Sent(total, values)
+    codecs, share = (codec_by_name(plan.codec), codec_by_name(back)), (workers - 1) / workers
+    return (1 if pairs else share) * sum(
+        schedule.rounds(each.index) * sum(codec.encoded_bytes(each.elements) for codec in codecs)
+        for each in fragments
+    )
 
 
 def last_mean_bytes(plan: Plan, elements: int, workers: int) -> float:

@@ -439,6 +439,7 @@ INSIDERS: dict[str, Change] = {
     "means of 0": partial(reduces_falsely, lie=false_means.LIES["zero"]),
     "means that are turned, and hidden": hides_false_means,
     "contributes what it learned times -2.9": lambda _: contribute_instead(turned),
+    "the same, to trimmed means": lambda _: contribute_instead(turned),
     "contributes more than it announces": partial(contributes, factor=-3.5, more=1.45),
     "each shard is said to be all of it": partial(contributes, factor=-1.4, more=1.45, apart=True),
     "-4 times, to its own shard": partial(contributes, factor=-4.0, own=True),

@@ -112,8 +112,8 @@ class RoundConfig:
     # that, and in a small mean less far (`limit_of`); 0: no limit. For means of three peers or
     # more.
     norm_limit: float = robust.NORM_LIMIT
-    # Of the shards that this peer reduces: the `mean`; or of five or more the `trimmed` mean, which
-    # leaves out the largest and the smallest fifth of each value.
+    # Of the shards that this peer reduces: the `mean`; or of three or more the `trimmed` mean,
+    # which leaves out the largest and the smallest fifth of each value.
     aggregation: robust.Aggregation = "mean"
 
     def __post_init__(self) -> None:

@@ -56,7 +56,7 @@ def test_one_far_contribution_moves_the_mean_by_no_more_than_its_share(count, se
     assert norm(moved) <= (3 * largest + largest) / count * 1.001
 
 
-@given(st.integers(5, 9), SEEDS, st.sampled_from([-1e9, 1e9]))
+@given(st.integers(3, 9), SEEDS, st.sampled_from([-1e9, 1e9]))
 def test_the_trimmed_mean_lies_among_the_others(count, seed, value):
     each = contributions(count, seed)
     honest = torch.stack(each[1:])
