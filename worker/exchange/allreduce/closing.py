@@ -33,7 +33,7 @@ KEPT_ROUNDS = 1  # closed rounds of a fragment that are kept for late peers
 _UNHEARD = 2  # times this round's limit, for that of the round before, if this peer was not in it
 _LEFT_ROUNDS = 16  # in which something may be left of a mean: of 4 bits, 0.55 of it a round
 _NEARLY = 0.9  # of a factor: others may have announced another norm to its reducer
-SILENT_S = 2.0  # from the quorum on, that a peer which does not answer is waited for
+SILENT_S = 2.0  # that a peer which does not answer is waited for
 OVERDUE = 1.5  # times what a reducer waits for late peers
 _USUAL_ROUNDS = 3  # that late peers are waited for
 _LEAST_GRACE_S = 5.0
@@ -181,6 +181,8 @@ class ReducedShards:
         self._quarantine = context.quarantine
         self._kept = self._config.norm_limit if context.plan.keeps else 0.0
         self._norms: dict[tuple[int, int], dict[str, float]] = {}
+        self._quorum_at: dict[tuple[int, int], float] = {}  # the first of a round, of any shard
+        self._silent_at: dict[str, float] = {}  # since when this peer does not answer, in s
         self._took_s: dict[tuple[int, str], float] = {}  # its last contribution, to come here
 
     def group(self, key: ShardKey) -> Group | None:
@@ -288,6 +290,8 @@ class ReducedShards:
         avoided = self._quarantine.liars.union(own.idle if own else ()) - {self._me}
         self.view = view = replace(view, avoided=avoided)
         self._took_s = {at: took_s for at, took_s in self._took_s.items() if view.live(at[1])}
+        silent, now = (p for p in view.members if not view.answers(p)), self._layout.clock()
+        self._silent_at = {peer: self._silent_at.get(peer, now) for peer in silent}
         for key, entry in list(self.open.items()):
             movable = entry.begun and entry.computing is None
             if movable and (group := self.group(key)) is not None and self.above(key, group):
@@ -316,8 +320,10 @@ class ReducedShards:
             self.given.discard(key)
         for key in [k for k in self._passed_over if k.fragment == fragment and k.round < version]:
             del self._passed_over[key]
-        self.versions[fragment], self._groups[fragment, version] = version, group
-        for of_rounds in (self._groups, self._norms):
+        self.versions[fragment] = version
+        self._groups[fragment, version] = group
+        self._quorum_at.pop((fragment, version), None)
+        for of_rounds in (self._groups, self._norms, self._quorum_at):
             for at in list(of_rounds):
                 if at[0] == fragment and at[1] < oldest - _LEFT_ROUNDS:
                     del of_rounds[at]
@@ -365,9 +371,10 @@ class ReducedShards:
             return False
         if entry.quorum_at is None:
             entry.quorum_at = now
+            self._quorum_at.setdefault((key.fragment, key.round), now)
             spread_s = now - (now if entry.quarter_at is None else entry.quarter_at)
             self.patience.has_quorum(key.fragment, key.round, now, spread_s)
-        late = self._late(entry, expected, now)
+        late = self._late(key, entry, expected, now)
         wait_s, brief_s = self.wait_s(key, late), self.patience.brief_s(key.fragment)
         if brief_s is not None and len(group) > 2:  # of two nobody knows which is the slow one
             wait_s = min(wait_s, brief_s)
@@ -376,7 +383,7 @@ class ReducedShards:
     def _compute(self, key: ShardKey, entry: OpenShard, group: Group, now: float) -> DueMean:
         self.patience.ends(key.fragment, key.round, now)
         expected = self._expected(key, group)
-        late = self._late(entry, expected, now)
+        late = self._late(key, entry, expected, now)
         if entry.quorum_at is not None:
             last = late or {next(reversed(entry.contributors))}
             waited_s = now - entry.quorum_at - self.transfer_s(key.fragment, last)
@@ -447,13 +454,15 @@ class ReducedShards:
             parted = frozenset()
         return {*expected}.difference(out, parted)
 
-    def _late(self, entry: OpenShard, expected: set[str], now: float) -> set[str]:
-        """The peers to wait for. Where most have contributed, and 2 s ago a quorum had, one that
-        has not begun to and does not answer is none, long before it is known to be dead."""
+    def _late(self, key: ShardKey, entry: OpenShard, expected: set[str], now: float) -> set[str]:
+        """The peers to wait for. Where most have contributed, one that has not begun to and does
+        not answer is none, long before it is known to be dead: 2 s after that, or after the first
+        shard of this round here had its quorum."""
         late = expected - entry.contributors.keys()
-        quorum_at = math.inf if entry.quorum_at is None else entry.quorum_at
-        if len(entry.contributors) > len(late) and now >= quorum_at + SILENT_S:
-            late = {p for p in late if p in entry.contributions or self.view.answers(p)}
+        if entry.quorum_at is not None and len(entry.contributors) > len(late):
+            first_at = self._quorum_at.get((key.fragment, key.round), entry.quorum_at)
+            silent = {p for p, at in self._silent_at.items() if now >= min(at, first_at) + SILENT_S}
+            late -= silent - entry.contributions.keys()
         return late
 
     def wait_s(self, key: ShardKey, late: Collection[str]) -> float:

@@ -105,6 +105,12 @@ def test_it_does_not_wait_for_the_dead_nor_where_most_are_here_for_the_silent(cl
     assert list(streams[0].answer.joiners) == ([] if begun else ["d"])  # that may be back
 
 
+def test_one_that_has_been_silent_for_a_while_is_not_waited_for_at_all(clock):
+    made = Reducing(clock, seen=view("abc", suspect="d"))
+    made.tick(2.0)
+    assert told(made.contribute("abc")) == {"mean of abc"}
+
+
 def test_a_contribution_from_outside_is_let_go_when_the_round_does_not_close(clock):
     made = Reducing(clock, seen=view("abcde"))
     outside = made.offer("e")
