@@ -51,14 +51,12 @@ class Patience:
     """How long late peers are waited for: as long as three usual rounds take.
 
     A round counts from the end of the one before until its quorum is there, without the wait for
-    its last reducers. So a minority that is late makes no wait longer. Short rounds wait 5 s, for a
-    peer that has paused. Once two of 32 rounds have needed that, they wait as long as three take;
-    not of two peers.
+    its last reducers: a minority that is late makes no wait longer. Short rounds wait 5 s, for a
+    peer that has paused; of three or more, once two of 32 have needed that, as long as three take.
 
-    In a plan of inner steps by speed a contribution that is late comes with the next round, so that
-    little is lost without it. There the rest is waited for as long as peers of equal speed are
-    apart, and for a twentieth of a usual round. While the round overlaps inner steps nobody
-    waits; half of that time is left for the way back.
+    Where inner steps go by speed a late contribution comes with the next round. The rest is waited
+    for as long as peers of equal speed are apart, and a twentieth of a usual round. While the round
+    overlaps inner steps nobody waits; half of that time is left for the way back.
 
     Args: most_s: the longest; also of a fragment of which no round is known."""
 
@@ -335,8 +333,7 @@ class ReducedShards:
             return False
         self.closed.add(key)
         if entry := self.open.pop(key, None):  # what counted needs no memory any more
-            late = {peer: each for peer, each in entry.contributions.items() if not each.whole}
-            entry.contributions = late
+            entry.contributions = {p: c for p, c in entry.contributions.items() if not c.whole}
         return True
 
     def computed(self, key: ShardKey, attempt: int, *, failed: bool = False) -> bool:
@@ -419,7 +416,7 @@ class ReducedShards:
         shards = len(self._layout.orders(key.fragment, group))
         if key.shard != joiners_shard(key.round, shards):
             return ()
-        found = self.view.joinable() - self.view.unmet - set(contributors)
+        found = self.view.joinable() - self.view.unmet - {*contributors}
         first = sorted(found, key=lambda peer: (peer not in group, peer))
         return tuple(sorted(first[: most_joiners(group)]))
 

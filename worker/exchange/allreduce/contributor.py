@@ -86,8 +86,7 @@ class _Round:
     told_s: float = 0.0  # how long it had taken when that was last told
     slowest: str = ""  # the reducer that answered last
     half_at: float = math.inf  # when half of the shards were here
-    # Held by the shard whose bytes are made ready.
-    preparing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    preparing: asyncio.Lock = field(default_factory=asyncio.Lock)  # held as one is made ready
 
     @property
     def open(self) -> list[_Part]:
