@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from murmuration.algorithms.robust import FAR, Doubts, limit_of, norm_of_parts, taken_out
+from murmuration.algorithms.robust import FAR, Doubts, limit_of, norm, norm_of_parts, taken_out
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import new_event
 from murmuration.worker import wire
@@ -462,11 +462,13 @@ class Contributor:
         here, at = slice(*shard.bounds), (part.key.fragment, shard.start)
 
         def decode() -> "tuple[Tensor, Tensor | None]":
-            why, bound, own = "", most, float(round_.begin.values[here].norm())
+            why, bound, own = "", most, 0.0
             mean = wire.decode(codec, reduction.payload.raw, elements, exact=shard.exact)
-            found = float(mean[: elements - shard.exact].norm())
             if of_gradients:
+                own = norm(round_.begin.values[here])
                 bound = FAR * context.usual.norm(at, own) or math.inf
+            checked = of_gradients or bound < math.inf
+            found = norm(mean[: elements - shard.exact]) if checked else 0.0
             if found > bound:
                 why = f"{part.key} has norm {found:.3g}, and its contributions at most {bound:.3g}"
             elif factor < least:
