@@ -196,7 +196,8 @@ class Membership:
         del self._asking[peer]
         member = self._members[peer]
         if member.live:
-            case, case.failed = self._suspicions.accuse(peer, _life(member), self._me, now), True
+            case = self._suspicions.accuse(peer, _life(member), self._me, now)
+            case.failed = True
             self._put(replace(member, health=Health.LEFT if case.left else Health.SUSPECT))
             if case.left:
                 del self._cases[peer]

@@ -153,7 +153,8 @@ class SimulatedStream:
     def _here(self, sender: int, message: _Message) -> None:
         if self.ended or not self._network.connected(self.caller, self.callee):
             return
-        message.here, queue = True, self._queues[sender]
+        message.here = True
+        queue = self._queues[sender]
         while queue and queue[0].here and not self.ended:
             self._network.clock.act(self.other(sender), queue.popleft().deliver)
 

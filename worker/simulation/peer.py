@@ -134,7 +134,8 @@ class Peer(ABC):
 
     def waited(self) -> float:
         """Ends the time without computing; returns it, in seconds."""
-        waited_s, self._began_at = self.now - self._began_at, self.now
+        waited_s = self.now - self._began_at
+        self._began_at = self.now
         self.account.idle_s += waited_s
         return waited_s
 

@@ -68,7 +68,8 @@ class Beliefs:
 
     def see(self, peer: int, health: Health) -> bool:
         """All come to believe this of a peer; returns whether that is news."""
-        changed, self._health[peer] = self._health.get(peer, Health.ALIVE) is not health, health
+        changed = self._health.get(peer, Health.ALIVE) is not health
+        self._health[peer] = health
         self._views.clear()
         return changed
 

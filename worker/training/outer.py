@@ -289,7 +289,8 @@ class OuterLoop:
             self._put_back()
         for each in to_apply:
             self._apply(each)
-        at_once, self._dealt_with = self._schedule.applies_at_once(self.step), self.step
+        at_once = self._schedule.applies_at_once(self.step)
+        self._dealt_with = self.step
         for each, round_ in self._order.to_send(due):
             if self._pairs:  # a round is the schedule's: others do not wait for it
                 self._apply(each)

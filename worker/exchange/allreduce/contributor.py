@@ -634,7 +634,8 @@ class Contributor:
         seconds = self._context.clock() - round_.began
         if last_s is None or seconds < 2 * max(round_.told_s, last_s, _STALL_S):
             return
-        round_.told_s, here = seconds, (part.key for part in round_.open if part.target == me)
+        round_.told_s = seconds
+        here = (part.key for part in round_.open if part.target == me)
         late = {peer for key in here for peer in self._reducer.shards.awaited(key)} - {me}
         waiting_for = sorted(late or {*round_.waiting_for} - {me})
         times = {"seconds": round(seconds, 1), "last_s": round(last_s, 1)}

@@ -384,7 +384,8 @@ class PartnerStream:
             raise
         if self.over or self._drained:
             raise _OvertakenError
-        part.checked, here = True, partner.parts.get(index) is part
+        part.checked = True
+        here = partner.parts.get(index) is part
         if index == rounds.ANCHOR and here and self._pairs.prefetch.came(round_):
             self._pairs.tasks.spawn(self._pairs.average_anchors(round_))
         if partner.received:
