@@ -8,6 +8,7 @@ import sys
 import tempfile
 from contextlib import suppress
 from importlib.metadata import entry_points
+from traceback import walk_tb
 
 import click
 
@@ -78,10 +79,9 @@ def main() -> None:
         said = said.replace(". Did you", "; did you").replace(". (Did you", " (did you")
         if isinstance(error, click.MissingParameter) and error.ctx:
             said += ", of " + " ".join(error.ctx.get_usage().split()[1:])
-        command = " ".join(("murmur", *(each for each in sys.argv[1:2] if each[:1] != "-")))
-        command = error.ctx.command_path if error.ctx else command
+        within = [f.f_locals["ctx"] for f, _ in walk_tb(error.__traceback__) if "ctx" in f.f_locals]
         said = f"{said[:1].lower()}{said[1:]}{'' if said.endswith('?') else ';'}"
-        click.echo(f"murmur: {said} see `{command} --help`", err=True)
+        click.echo(f"murmur: {said} see `{within[-1].command_path} --help`", err=True)
         sys.exit(ExitCode.USAGE)
     except click.ClickException as error:
         error.show()

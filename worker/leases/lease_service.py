@@ -82,8 +82,8 @@ class LeaseService(Component):
             what = f"{peer} shares out {theirs.length} samples, and this peer {stream.length}"
         text = (
             f"{what} (swarm.shard{named}): what one holds out, the other may train on; build data, "
-            "splits and samplers alike on every peer, with fixed generators, and give each set of "
-            "data a name of its own"
+            "splits and samplers alike on every peer, with fixed generators, augment by those of "
+            "random, numpy or torch, and give each set of data a name of its own"
         )
         self._node.log(new_event("warning", text=text))
 

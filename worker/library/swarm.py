@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import socket
+import sys
 import time
 import uuid
 from collections import defaultdict, deque
@@ -63,6 +64,7 @@ _WRITTEN = (
     "as learned, or is written over; do it {} the block"
 )
 _STEPLESS = "nothing is shared, as no optimizer has stepped: train the model, not copies of it"
+_CLOSED = "a generator is closed, as if its loop were over: contextlib.closing also shows errors"
 _NEVER = 1 << 62
 
 _entered: WeakSet["Swarm"] = WeakSet()
@@ -244,7 +246,7 @@ class Swarm(StepListener):
         if self._session is not None:
             raise UsageError("this Swarm was entered before: make another one for another block")
         self._open.close()
-        self._process = os.getpid()
+        self._process, self._entered_in = os.getpid(), id(sys.exception())
         self._session = Session(
             self._config,
             self._node,
@@ -303,15 +305,17 @@ class Swarm(StepListener):
             )
         _going_on.clear()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if self._is_forked() or not self._inside:
             self._open.pop_all()
             return
         with self._open:
             self._shares.end()
-            if error is None or kind is GeneratorExit:  # a generator ends like its loop
+            if isinstance(error, GeneratorExit):  # a generator ends like its loop
+                error = cause if id(cause := error.__context__) != self._entered_in else None
+                if error is None:
+                    self.warn(_CLOSED)
+            if error is None:
                 try:
                     with self._speaking():
                         self._end()
@@ -343,8 +347,7 @@ class Swarm(StepListener):
             "the program ends within the block of a Swarm: its last "
             f"{self._loop.unsent_steps} steps are in no round; use `with`"
         )
-        error = RuntimeError("the program ends")
-        self.__exit__(type(error), error, None)
+        self.__exit__(RuntimeError, RuntimeError("the program ends"), None)
 
     def _end(self) -> None:
         assert self._session is not None
@@ -546,8 +549,7 @@ class Swarm(StepListener):
     @property
     def steps(self) -> int | None:
         """Optimizer steps of the run; None without an end."""
-        steps = self._config.run.steps
-        return None if steps >= NO_END else steps
+        return None if self._config.run.steps >= NO_END else self._config.run.steps
 
     @property
     def done(self) -> bool:
@@ -694,9 +696,7 @@ class Swarm(StepListener):
 
     def model_hash(self) -> str:
         """The hash of the local parameters that travel; empty where other ranks hold some."""
-        if self._site is not None:
-            return ""
-        return tensor_hash(each.local for each in self._loop.fragments)
+        return "" if self._site else tensor_hash(each.local for each in self._loop.fragments)
 
     def _check_model(self) -> None:
         """The loaded state goes with parameters: what others differ by counts as learned since."""

@@ -62,9 +62,8 @@ def until_alone(peer: Peer, preset: str) -> dict[str, Any]:
     if peer.index:
         return train(peer, [15], preset=preset)
     model, optimizer = model_of()
-    with murmuration.Swarm(
-        model, optimizer, inner_steps=H, preset=preset, **peer.arguments
-    ) as swarm:
+    arguments = {"inner_steps": H, "preset": preset, **peer.arguments}
+    with murmuration.Swarm(model, optimizer, **arguments) as swarm:
         while len(swarm.peers) == 2 or swarm.step % H:
             step(model, optimizer)
             time.sleep(0.01)  # the other one needs the cores
@@ -98,8 +97,7 @@ PRESETS = {
 
 def left(folder: Path, index: int) -> dict[str, Any]:
     """The last words of a peer as it leaves."""
-    lines = (folder / f"p{index}" / "events.jsonl").read_text().splitlines()
-    events = [json.loads(line) for line in lines]
+    events = map(json.loads, (folder / f"p{index}" / "events.jsonl").read_text().splitlines())
     return next(event for event in events if event["event"] == "left")
 
 
@@ -150,8 +148,7 @@ def test_a_peer_that_leaves_has_shared_what_it_learned(tmp_path):
 
 @row("pairs that end while others go on", "told", "the model is the peer's own: give `steps=`")
 def test_a_peer_that_leaves_pairs_says_that_its_model_is_its_own(tmp_path):
-    loop = partial(until_alone, preset="noloco")
-    _, leaves = run(tmp_path, loop, loop)
+    _, leaves = run(tmp_path, *(2 * [partial(until_alone, preset="noloco")]))
     assert leaves.error == ""
     assert left(tmp_path, 1)["apart"] is True
 

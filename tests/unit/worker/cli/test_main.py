@@ -102,7 +102,7 @@ HELP = " --help`"
         (2, "up --threads none", "invalid value", HELP),
         (2, "join", "missing argument 'HOST:PORT... [RUN]', of murmur join [OPTIONS] HOST", HELP),
         (2, "generate run", "missing argument 'PROMPT', of murmur generate [OPTIONS] RUN", HELP),
-        (2, "doctor --token", "option '--token' requires an argument; see `murmur doctor", HELP),
+        (2, "token create --uses", "option '--uses' requires", " see `murmur token create --help`"),
         (2, "up --resume --fresh", "--resume and --fresh: one or the other", ""),
         (2, "up --set stages.count=2", "this run has 2 stages: say which one this worker serves "
          "with --stage 0 to 1, or ", ""),

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -151,7 +151,8 @@ def test_layers_that_stay_frozen_in_the_block_are_told(tmp_path):
 
 @row("steps before the block, or around a Swarm that is never entered", "told", "once")
 @row("frozen parameters that a loop moves (a target network)", "told", "make them buffers")
-@row("a loop within a generator that is dropped", "shared", "its block ends there")
+@row("a loop within a generator that is dropped", "told", "its block ends there")
+@row("the same, closed by `contextlib.closing` because of an error", "told", "as an error")
 @row("`copy.deepcopy` or `pickle` of a Swarm", "refused", "save its `state_dict()`")
 def test_what_a_loop_does_around_its_steps_is_told(tmp_path):
     model = model_of()
@@ -170,6 +171,8 @@ def test_what_a_loop_does_around_its_steps_is_told(tmp_path):
 
     for _ in train():
         break
+    with suppress(ZeroDivisionError), closing(train()) as steps:
+        raise ZeroDivisionError(next(steps))
     told = (tmp_path / "events.jsonl").read_text()
-    for each in ("steps before `with swarm:`", "frozen parameters have changed", '"left"'):
+    for each in ("frozen parameters have changed", "a generator is closed", '"left"'):
         assert told.count(each) == 1, told
