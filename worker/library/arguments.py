@@ -116,6 +116,7 @@ class LoopLines:
         said = in_arguments(line)
         least = max(log.level or logging.INFO, logging.root.manager.disable + 1)
         if log.hasHandlers():
+            log.disabled = False  # as `dictConfig` leaves all loggers that it does not name
             log.log(level, "%s", said)
         elif self._lines is None and level >= least and takes_lines(sys.stderr):
             print(f"murmuration: {said}", file=sys.stderr, flush=True)

@@ -43,8 +43,7 @@ class StepListener:
         """Before another optimizer of the step. Args: late: of the step that has just ended."""
 
     def _step_ends(self, *, moves: bool) -> None:
-        """After the last one. Args: moves: parameters may be moved; else the
-        next step begins now, and its gradients are there already."""
+        """After the last one. Args: moves: parameters may be moved; else the next step begins."""
 
     def _others_step(self, optimizer: Optimizer, tensors: int) -> None:
         """An optimizer steps that has only parameters which are in no swarm, so many. Once."""

@@ -149,8 +149,7 @@ def test_a_peer_that_leaves_has_shared_what_it_learned(tmp_path):
 @row("pairs that end while others go on", "told", "the model is the peer's own: give `steps=`")
 def test_a_peer_that_leaves_pairs_says_that_its_model_is_its_own(tmp_path):
     _, leaves = run(tmp_path, *(2 * [partial(until_alone, preset="noloco")]))
-    assert leaves.error == ""
-    assert left(tmp_path, 1)["apart"] is True
+    assert (leaves.error, left(tmp_path, 1)["apart"]) == ("", True)
 
 
 @row("an error in the loop", "told", "the parameters stay as they are; the others go on")
@@ -158,6 +157,5 @@ def test_a_peer_that_leaves_pairs_says_that_its_model_is_its_own(tmp_path):
 def test_a_loop_that_fails_keeps_its_model(tmp_path):
     goes_on, failed = run(tmp_path, fails, fails)
     assert (goes_on.error, failed.error) == ("", "")
-    assert goes_on.value["moved"]
-    assert failed.value["moved"]
+    assert [each.value["moved"] for each in (goes_on, failed)] == [True, True]
     assert "the one that this process left goes on with p0: to go on in that one" in failed.log

@@ -8,6 +8,7 @@ from torch import nn
 
 from murmuration import Swarm
 from murmuration.worker.library.arguments import LoopLines, log
+from tests.support.peers import row
 
 ROUND = {"event": "round", "round": 0, "fragment": 0, "contributors": 2, "exchange_s": 0.1,
          "stall_s": 0.0}  # fmt: skip
@@ -73,11 +74,13 @@ def test_without_logging_the_same_lines_are_on_stderr_but_for_those_not_asked_fo
         assert capsys.readouterr().err == said, what
 
 
+@row("`logging.config.dictConfig`, which disables other loggers", "told", "as it is configured")
 def test_logging_that_is_configured_later_is_used_from_then_on(monkeypatch, capsys):
     unconfigured(monkeypatch)
     lines = LoopLines()
     lines(EVENTS[1])
     monkeypatch.setattr(logging.root, "handlers", [logging.StreamHandler()])
+    monkeypatch.setattr(log, "disabled", True)
     lines(EVENTS[1])  # at INFO, which such a program has not asked for
     lines(EVENTS[6])
     assert capsys.readouterr().err == f"murmuration: {LINES[1]}\n{LINES[5]}\n"
