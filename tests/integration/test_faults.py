@@ -95,8 +95,7 @@ def test_a_worker_joins_through_the_coordinator_which_ends_with_the_run(tmp_path
 
 
 def test_a_full_disk_ends_no_training(tmp_path):
-    """It warns once, trains on, saves again when there is room, and says at its end if there is
-    none."""
+    """It warns once, trains on, saves again when there is room, and says at its end if none is."""
     often = settings_of(checkpoint__every_s=0.001)
     with running_swarm(2, tmp_path, *ENDLESS, *QUICK, *often) as swarm:
         swarm.start_all()

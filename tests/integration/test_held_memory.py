@@ -25,8 +25,7 @@ FRAME = pb.ExchangeUp(frame=pb.Frame(payload=bytes(MIB))).SerializeToString()
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
     """Two workers that train, and five members' certificates."""
-    members = [f"mallory{n}" for n in range(5)]
-    out = tmp_path_factory.mktemp("held")
+    members, out = [f"mallory{n}" for n in range(5)], tmp_path_factory.mktemp("held")
     with certified_swarm(2, out, *ENDLESS, *QUICK, members=members) as (swarm, identities):
         swarm.start_all()
         swarm.workers["w1"].wait_for_round(2)

@@ -53,6 +53,7 @@ BRISK = settings_of(task__pause_s=PAUSE_S / 4, diloco__inner_steps=1)
 # Of the runs in which insiders turn, by a part of the name of what they do.
 OTHERWISE = {
     "lease": settings_of(task__data="leased"),
+    "pairs": ("--preset", "noloco"),
     "kseed": ("--preset", "kseed", *settings_of(inner__warmup_steps=0)),
     "stages": (*STAGES, *BRISK),
     "trimmed": settings_of(rounds__aggregation="trimmed"),
@@ -232,8 +233,7 @@ def attack_inside(only: str) -> int:
 
 def turned(kind: str, otherwise: str = "") -> Turned:
     """Three honest workers, and an insider or two that turn on them after a while. In stages, who
-    lies of losses is an origin; the anchor is that of an origin's stage. Args: otherwise: of
-    `OTHERWISE`."""
+    lies of losses is an origin; the anchor is that of an origin's stage."""
     liars, first = ["w3", "w4"][: 1 + kind.startswith("two")], int("loss" in kind)
     used = (*SMALL, *QUICK, *PACED, *OTHERWISE.get(otherwise, ()))
     if otherwise != "stages":  # these are evaluated at the end of a run alone

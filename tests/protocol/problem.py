@@ -73,8 +73,7 @@ class Problem:
         early_starts: specification.AnchorPrefetch = specification.at_once,
     ) -> dict[str, list[specification.Outer]]:
         """The outer states that these peers must end with, when all are in every round."""
-        replicas = {peer: Synthetic(self, peer) for peer in peers}
-        run = self.manifest.run
+        replicas, run = {peer: Synthetic(self, peer) for peer in peers}, self.manifest.run
         return specification.ReferenceRun(
             self.plan, self.fragments, replicas, self.steps, run, early_starts
         ).train()

@@ -3,6 +3,7 @@ for all that can be in it, and in bounded time. A step takes half a second, a ro
 half."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,8 @@ from murmuration.worker.exchange.round_context import RoundConfig
 from murmuration.worker.training.mailbox import Begin, RoundFailed
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import Peer, Swarm
+from tests.support.false_means import LIES, reducing_falsely
+from tests.support.liar import lies_at_the_end
 
 NOLOCO = replace(PRESETS["noloco"], inner_steps=5)
 STREAMING = replace(
@@ -94,6 +97,22 @@ async def test_all_end_with_the_mean_of_all_anchors(plan, peers):
                 assert bits == pytest.approx(bits_per_value(plan.codec))
             assert metrics.final_mean_rounds == plan.fragments
             assert 0 < metrics.final_mean_stall_s <= metrics.stall_s
+
+
+@pytest.mark.parametrize("lie", [lambda own: -20 * own, lambda own: own + 1e4, None])
+@pytest.mark.parametrize("plan", [NOLOCO, STREAMING], ids=["noloco", "streaming-noloco"])
+async def test_the_last_mean_is_of_models_that_are_near(plan, lie):
+    """`d` gives another model than its own, or (None) a false mean of all."""
+    attack = nullcontext() if lie else reducing_falsely("d", LIES["-20 times"])
+    expected = steady(plan).reference("abcd")["a"]
+    async with Swarm(steady(plan), "abcd") as swarm:
+        if lie:
+            lies_at_the_end(swarm["d"].node, lie)
+        with attack:
+            await swarm.until(lambda: all(swarm[name].done for name in "abc"), 200)
+        assert swarm.agrees(*"abc")
+        for state, outer in zip(swarm["a"].trainer.states, expected, strict=True):
+            assert torch.dist(state.anchor, outer.anchor) < outer.anchor.norm() / 4
 
 
 @pytest.mark.parametrize(("plan", "at_s"), [(TWO, 2.2), (NOLOCO, 14.3)], ids=["early", "late"])

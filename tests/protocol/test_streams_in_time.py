@@ -60,8 +60,7 @@ async def test_a_contribution_that_stops_midway_ends_with_a_reason():
         begun = Scripted(pb.ExchangeUp(header=header).SerializeToString())
         await node.server.on_stream("Data/Exchange", begun, Caller("b", "peer", "b"))
         (last,) = begun.sent
-        refusal = pb.ExchangeDown.FromString(last).refusal
-        patience_s = context.round_s(0)
+        refusal, patience_s = pb.ExchangeDown.FromString(last).refusal, context.round_s(0)
         assert refusal.reason.endswith(f"from b: no frame in {patience_s:.0f} s")
         assert swarm["a"].node.clock() > patience_s
 
@@ -86,8 +85,7 @@ async def test_one_caller_has_so_many_streams_and_the_others_theirs():
 async def test_neither_four_members_nor_those_without_a_right_hold_all_streams():
     """A member has its share; tokens and those that were expelled have none."""
     async with Swarm(steady(60), "ab", at=1) as swarm:
-        server = swarm["a"].node.server
-        expelled = {f"expelled {n}" for n in range(4)}
+        server, expelled = swarm["a"].node.server, {f"expelled {n}" for n in range(4)}
         server._gate._revoked = lambda caller: caller.name in expelled
         for role, names in (("peer", expelled), ("token", set("tuvw"))):
             for name in names:
@@ -138,8 +136,7 @@ async def answer_of(swarm: StageSwarm, stream: Scripted) -> str:
 
 async def test_microbatches_that_do_not_come_leave_memory_to_others():
     async with StageSwarm(STAGED, 1, at=3) as swarm:
-        node = swarm["1a"].node
-        silent = [Scripted(begun(swarm, number)) for number in range(20)]
+        node, silent = swarm["1a"].node, [Scripted(begun(swarm, number)) for number in range(20)]
         held = [
             asyncio.create_task(node.server.on_stream("Data/StageCall", each, MALLORY))
             for each in silent

@@ -292,8 +292,7 @@ def held_places(target: Target, who: str, method: str) -> Iterator[Callable[[], 
 
 @contextmanager
 def passing_addresses(target: Target) -> Iterator[Callable[[], str]]:
-    """A member is elsewhere with each call, and answers there: ten a call. Files of the worker are
-    counted."""
+    """A member is elsewhere with each call, and answers there: ten a call. Files are counted."""
     asked, pid = 0, target.swarm.workers[target.swarm.names[0]].process.pid
     start_ms, name = now_ms(), target.named("moving")
     before = len(os.listdir(f"/proc/{pid}/fd"))

@@ -110,8 +110,7 @@ def false_state(
         announce()
         known = target.seen(name)
         expect(known is not None, "nobody has heard of it")
-        adopted = len(target.adopted())
-        why = target.warning_of(name) or "no word of it"
+        adopted, why = len(target.adopted()), target.warning_of(name) or "no word of it"
         return f"given {given} times, adopted {adopted} times: {why}"
 
     with standing(target, name, card, {"Data/Fetch": fetch}) as announce:
@@ -162,8 +161,7 @@ def contributions(
         frames = [
             pb.ExchangeUp.FromString(m) for m, *_ in wire.payload_messages(pb.ExchangeUp, payload)
         ]
-        messages = [pb.ExchangeUp(header=header), *frames]
-        at = target.swarm.names[0]
+        messages, at = [pb.ExchangeUp(header=header), *frames], target.swarm.names[0]
         for _ in names:
             with calling(target.swarm.addresses[at], target.identity) as caller:
                 answer = _answer(caller.stream("Data/Exchange", messages))

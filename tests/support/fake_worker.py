@@ -37,8 +37,7 @@ def main() -> int:
     for name in ("--json", "--no-report", "--resume", "--fresh"):
         parser.add_argument(name, action="store_true")
     asked = parser.parse_args()
-    settings = dict(setting.split("=", 1) for setting in asked.set)
-    out = Path(asked.out)
+    settings, out = dict(setting.split("=", 1) for setting in asked.set), Path(asked.out)
     out.mkdir(parents=True, exist_ok=True)
     # The kernel lets it go, once the exit code is there.
     fcntl.flock(os.open(out / "lock", os.O_CREAT | os.O_WRONLY), fcntl.LOCK_EX)

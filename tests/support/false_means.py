@@ -121,8 +121,7 @@ def closing_falsely(liar: str, change: Callable[[DueMean, str], DueMean]) -> Ite
 
 @contextmanager
 def showing(liar: str, leaf: pb.CheckedLeaf, after_s: float = 0.0) -> Iterator[None]:
-    """As long as this lasts, the peer of this name answers checks like this, so long after it is
-    asked."""
+    """As long as this lasts, the peer of this name answers checks like this, so long after."""
     serve = Checks.serve
 
     async def answer(self: Checks, request: pb.CheckRequest, stream: Stream) -> None:

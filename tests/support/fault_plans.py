@@ -11,8 +11,7 @@ from tests.support.faulty_swarm import BreakStreams, BrittleStreams, Cut, Delay,
 def random_faults(seed: int, peers: int, until_s: float, period_s: float) -> FaultPlan:
     """Faults of random kinds; about half of all kinds are absent from a plan. Args: seed: one seed
     gives one plan; peers: 2 or more. At least one of them neither crashes nor freezes; until_s:
-    before which every fault begins; period_s: of the rounds; most faults begin soon after one is
-    due."""
+    before which every fault begins; period_s: of the rounds; most faults begin soon after."""
     rng = Random(f"fault plan {seed}")
 
     def moment_s() -> float:
@@ -34,8 +33,7 @@ _Draw = Callable[[Random, int, Callable[[], float], int], list[Fault]]
 
 def _losses(rng: Random, peers: int, moment_s: Callable[[], float], count: int) -> list[Fault]:
     """Peers that die, or that stand still: each at most once."""
-    drawn = rng.sample(range(peers), min(count, peers - 1))
-    plan = list[Fault]()
+    drawn, plan = rng.sample(range(peers), min(count, peers - 1)), list[Fault]()
     for peer in drawn:
         if rng.random() < 0.5:
             plan.append(Crash(peer, moment_s()))

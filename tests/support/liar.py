@@ -297,6 +297,10 @@ def contributes(node: Node, **how: Any) -> None:
     _for_good.enter_context(false_means.contributing(node.context.me, **how))
 
 
+def gives(node: Node, **lies: Lie) -> None:
+    _for_good.enter_context(false_means.giving(node.context.me, **lies))
+
+
 def hides_false_means(node: Node) -> None:
     """Its means are turned, and what it contributed to them it shows no more when it is asked."""
     reduces_falsely(node, false_means.LIES["turned"])
@@ -456,6 +460,11 @@ INSIDERS: dict[str, Change] = {
     "answers no lease": answers_no_lease,
     "lies of what it has leased": lies_of_leases,
     "answers 40,000 false revocations": revokes_falsely,
+    "in pairs: contributions of 1e4": partial(
+        gives, contribution=partial(torch.full_like, fill_value=1e4)
+    ),
+    "in pairs: contributions times -20": partial(gives, contribution=lambda own: -20 * own),
+    "in pairs: anchors of 3.0": partial(gives, anchor=lambda own: own * 0 + 3.0),
     "kseed: contributes 1e6 once": contributes_once(1e6),
     "stages: calls of another width": partial(calls_with, shape=(2, 32, 48)),
     "stages: calls of another length": partial(calls_with, shape=(2, 48, 32)),

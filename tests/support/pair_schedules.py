@@ -269,8 +269,7 @@ def undisturbed(world: PairWorld) -> Iterator[tuple[tuple[str, ...], list[Attend
         draws = [world.peers[number].laid[parts[0].round] for number in world.numbers(group)]
         if any(drawn != {group} for drawn in draws):
             continue
-        first = min(p.held.laid for p in parts)
-        last = max(p.began_at for p in parts)
+        first, last = min(p.held.laid for p in parts), max(p.began_at for p in parts)
         if last - min(p.began_at for p in parts) > CONFIG.patience_s - 1.0:
             continue
         end_s, members = last + exchange_s(world, group), world.numbers(group)

@@ -231,8 +231,7 @@ class Bootstrap:
         if self._pairs:  # without consensus all differ, and stay so
             agree = self._plan.consensus
             others = [member for member in others if agree and member.phase is Phase.DONE]
-        others = [*self._donors.first_choices(others)]
-        mine = self._gossip.me.digests
+        others, mine = [*self._donors.first_choices(others)], self._gossip.me.digests
         back: choices.Repair | None = None
         if not self._pairs:
             voters = self._donors.voters().others

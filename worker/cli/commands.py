@@ -473,8 +473,7 @@ def _report(flags: WorkerFlags) -> None:
         peers = json.loads((flags.out / RESULTS).read_text())["peers"]
         if len(peers) > 1 and isinstance(group, click.Group):
             command = group.get_command(context, "report")
-            options = {"as_json": False, "picture": False}
-            quiet = flags.as_json or flags.quiet
+            options, quiet = {"as_json": False, "picture": False}, flags.as_json or flags.quiet
             if command is not None:
                 context.invoke(command, run=flags.out, quiet=quiet, **options)
     except Exception as error:  # the run is over, and its exit code says how

@@ -88,8 +88,7 @@ class SignedWords:
             word = min(Health(message.health), Health.DEAD)  # a peer itself says that it has left
         except ValueError as error:
             raise wire.WireError(str(error)) from error
-        newest = self._read.get(said.peer)
-        proof = Signed(message.signed, message.signature)
+        newest, proof = self._read.get(said.peer), Signed(message.signed, message.signature)
         if newest is not None and (newest.signed == proof or _is_older(said, newest)):
             if (said.start_ms, said.incarnation) != (newest.start_ms, newest.incarnation):
                 word = Health.ALIVE  # it was of an earlier life

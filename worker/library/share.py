@@ -100,8 +100,7 @@ class Shares:
             blocks.tell()
 
     def end(self) -> None:
-        """Tells it for the last time. What is closed later, as when the interpreter ends, is not
-        told."""
+        """Tells it for the last time. What closes later, as the interpreter ends, is not."""
         self.tell()
         self._has_ended = True
 

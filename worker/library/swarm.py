@@ -209,8 +209,7 @@ class Swarm(StepListener):
         self._mailbox = Mailbox()
         self._session: Session | None = None
         self._open, self._resumes = ExitStack(), False
-        self._process = os.getpid()
-        self._address = ""
+        self._process, self._address = os.getpid(), ""
         self._resumed_s, self._moves = 0.0, 0
         self._wrote_at: Tensor | int = _NEVER  # first, between steps, as a clamp: by inner steps
         self._saved_model = ""  # the hash of what the loaded state goes with

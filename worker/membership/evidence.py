@@ -216,8 +216,7 @@ class Waits:
                 self.says(who, member.waited_for, member.waited_at)
 
     def says(self, who: str, peer: str, at: int) -> bool:
-        """This member has waited for that peer, which was at that version. Returns whether it is
-        new."""
+        """This member has waited for that peer, then at that version. Returns whether it is new."""
         said = self._said.setdefault(who, deque(maxlen=_MOST_SAID))
         if new := (peer, at) not in said:
             said.append((peer, at))

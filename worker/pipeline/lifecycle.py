@@ -87,8 +87,7 @@ class StageLifecycle:
             text = f"no whole model: stage {missing[0]} cannot be fetched from anyone"
             self._log(new_event("warning", text=text))
             return None
-        whole = part.whole_model(self._task, config, anchors)
-        folder = self._out / "assembled"
+        whole, folder = part.whole_model(self._task, config, anchors), self._out / "assembled"
         checkpoint.set_aside(folder)
         try:
             path = part.save_whole(folder, trainer.step, self._manifest, whole)

@@ -59,8 +59,7 @@ class StageServer:
         try:
             asked = wire.parse(pb.StageCallUp, await stream.receive() or b"").header
             call = self._call_of(asked)
-            origin = call.key.origin.peer
-            known = {context.me, *self._disagreeing}
+            origin, known = call.key.origin.peer, {context.me, *self._disagreeing}
             unlike = origin not in known and not self._planner.knows(call.snapshot)
             if unlike and context.member(origin) is not None:
                 self._disagreeing.add(origin)  # it plans with other measurements

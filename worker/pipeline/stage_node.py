@@ -150,8 +150,7 @@ class StageNode:
         context = self.context
         origins = [member for member in context.members() if member.stage == 0]
         if context.stage == 0:  # its own report is enough, of the process in its calls
-            start_ms = self._process.start_ms
-            own = (m for m in origins if m.peer == context.me)
+            start_ms, own = self._process.start_ms, (m for m in origins if m.peer == context.me)
             origins = [m if m.start_ms == start_ms else replace(m, start_ms=start_ms) for m in own]
         before, left_out = set(self.tracker.given_up), self.tracker.left_out
         over = self.tracker.over(origins, context.clock())

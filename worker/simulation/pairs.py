@@ -47,8 +47,7 @@ class PairPeer(Peer):
             frame_bytes=_VALUES_BYTES,
             **self.surroundings(),
         )
-        self.pairs = Pairs(context, schedule, self, self, self.prefetched)
-        self.round = 0
+        self.pairs, self.round = Pairs(context, schedule, self, self, self.prefetched), 0
         self._outer, self._start = plan.group_update(), self.anchor
         self._awaits = False  # the anchors of the next round's group
         self._group: tuple[str, ...] = ()

@@ -92,8 +92,7 @@ class Peer(ABC):
         mean_s *= scenario.slow_factor if number in swarm.slow else 1.0
         # A sum of steps varies less than each of them.
         self._time = lognormal(mean_s, scenario.step_spread / self._steps**0.5)
-        self._chance = Random(f"steps {scenario.seed} {number}")
-        self._began_at = 0.0
+        self._chance, self._began_at = Random(f"steps {scenario.seed} {number}"), 0.0
         self._own, self._tasks, self._serving = context_of(number), Tasks(), 0
         account.unfinished += 1
 

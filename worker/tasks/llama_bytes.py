@@ -162,10 +162,8 @@ class LlamaBytes:
     ) -> Iterator[int]:
         assert isinstance(model, llama.Llama)
         device, context = next(model.parameters()).device, self.tokens_per_sample
-        generator = torch.Generator("cpu").manual_seed(seed)
-        tokens = list(prompt.encode() or b"\n")
-        cache = llama.KeyValueCache(self.config, device)
-        unread = tokens[-context:]
+        generator, tokens = torch.Generator("cpu").manual_seed(seed), list(prompt.encode() or b"\n")
+        cache, unread = llama.KeyValueCache(self.config, device), tokens[-context:]
         for _ in range(n_tokens):
             if cache.length + len(unread) > context:
                 cache.length = 0

@@ -33,8 +33,7 @@ def load_task(name: str, *, seed: int, options: Mapping[str, object] | None = No
     built-in task, or "package.module:factory"; options: keywords for the factory, as the run's TOML
     gives them. Raises TaskError: the name, an option or the factory's result is not usable;
     TextError: the task's text is missing, unreadable or too short."""
-    given = dict(options or {})
-    factory = BUILT_IN.get(name) or import_factory(name)
+    given, factory = dict(options or {}), BUILT_IN.get(name) or import_factory(name)
     _check_options(name, factory, given)
     try:
         task = factory(**given, seed=seed)

@@ -99,8 +99,7 @@ class OptimizesItself(Protocol):
     """A task that has an optimizer of its own, where `[inner] optimizer` is `auto`."""
 
     def optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        """Return an optimizer over all of these; its learning rates are the peaks of `[inner]
-        schedule`."""
+        """Return an optimizer over all of these; its rates are the peaks of `[inner] schedule`."""
 
 
 @runtime_checkable

@@ -41,8 +41,7 @@ _LARGE = 1.0  # a coefficient above rounds off parameters, which are rarely larg
 
 
 class SeedSpace(nn.Module):
-    """The K coefficients that a model's parameters follow, and are trained instead. train thread
-    only."""
+    """The K coefficients that a model's parameters follow, trained instead. train thread only."""
 
     def __init__(self, parameters: list[nn.Parameter], seeds: int) -> None:
         super().__init__()
@@ -123,8 +122,7 @@ def give_seed_space(model: nn.Module, seeds: int) -> None:
     """Makes a model one whose coefficients are trained. Their name has the hash of its values now:
     peers that go on from other values are refused, for their manifests differ. Raises TaskError:
     parameters are not in fp32, which small steps would leave where they are."""
-    parameters = trained_parameters(model)
-    hashed = blake2b(digest_size=6)
+    parameters, hashed = trained_parameters(model), blake2b(digest_size=6)
     for name, parameter in parameters.items():
         if parameter.dtype is not torch.float32:
             raise TaskError(
@@ -144,8 +142,7 @@ def take_seed_space(model: nn.Module) -> None:
 
 
 class SeedReplica(InnerReplica):
-    """Steps along drawn directions, not gradients. train thread only. Args: model: with a seed
-    space."""
+    """Steps along drawn directions, not gradients. train thread only. Args: model: of seeds."""
 
     def backward(self, step: int) -> Mapping[str, Tensor]:
         """Finds the slope along the direction that is drawn for this place in the samples, by two

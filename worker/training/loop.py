@@ -160,8 +160,7 @@ class TrainingLoop(OuterLoop):
         return True
 
     def await_others(self, done: Callable[[], bool], timeout_s: float) -> bool:
-        """Stays until the others are done, and takes over what the last has; returns whether they
-        are."""
+        """Stays until the others are done, and takes over what the last has; returns if so."""
         deadline = self._clock() + timeout_s
         self.report("settling")
         while self.stopped is None and self._clock() < deadline:
@@ -202,8 +201,7 @@ class Trainer(TrainingLoop):
     replica: InnerReplica
 
     def run(self) -> None:
-        """Trains until the last step or a Stop, then in `stopped`. Raises what ended the I/O
-        thread."""
+        """Trains until the last step or a Stop, then in `stopped`. Raises what ended I/O."""
         if isinstance(self.replica, StageReplica):
             self._stage = self.replica
         self.begin()

@@ -108,8 +108,7 @@ class Metrics:
         self._waited_s = self.visits_wait_s, self.stall_s
 
     def waits(self) -> dict[str, float]:
-        """How long it was waited up to the last step (s): on a stage for microbatches, and for
-        rounds."""
+        """How long it waited up to the last step (s): for rounds, on a stage for microbatches."""
         visits_s, rounds_s = self._waited_s
         return {"visits_wait_s": round(visits_s, 3), "rounds_wait_s": round(rounds_s, 3)}
 

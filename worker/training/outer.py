@@ -163,8 +163,7 @@ class OuterLoop:
         return behind if behind > stride and self.pace.lags(self._clock(), behind) else stride
 
     def agree_ahead(self) -> tuple[int, ...]:
-        """How far inner steps go in the schedule until a round is due: for all processes of the
-        site."""
+        """How far inner steps go in the schedule until a round is due, for all of the site."""
         strides: list[int] = []
         position, over = self.step, self.step >= self._steps
         while not over and len(strides) < self._plan.inner_steps:

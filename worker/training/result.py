@@ -49,8 +49,7 @@ def build_result(
     was the one to; saved: the last checkpoint; hurried: whether somebody waits for this process to
     end: then nothing is evaluated."""
     node, metrics = io.node, trainer.metrics
-    fragments = [each.fragment for each in trainer.fragments]
-    space = seed_space_of(part.module)
+    fragments, space = [each.fragment for each in trainer.fragments], seed_space_of(part.module)
     params = sum(f.elements for f in fragments) if space is None else space.elements
     members, counts = io.ask(lambda: node.gossip.members), node.context.counts
     peers = sum(part.stage is None or member.stage == part.stage for member in members)

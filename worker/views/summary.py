@@ -83,8 +83,7 @@ def summary_of(
         versions = member.get("versions")
         counted = [v for v in versions if type(v) is int] if isinstance(versions, list) else []
         rounds = {"completed": sum(counted) if counted else None}
-    health = shown(text_of(member, "health") or "?")
-    phase = shown(text_of(either, "phase") or "?")
+    health, phase = shown(text_of(member, "health") or "?"), shown(text_of(either, "phase") or "?")
     return PeerSummary(
         peer=name_of(member),
         address=shown(text_of(member, "address") or ""),

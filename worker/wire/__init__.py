@@ -49,6 +49,7 @@ from murmuration.worker.wire.tensors import (
     average,
     check_values,
     decode,
+    distance,
     encode,
     encoded_bytes,
     encoding_error,

@@ -203,8 +203,7 @@ def claimed_sender(method: str, raw: bytes) -> str | None:
 def history_to_message(history: History) -> pb.History:
     """Each name stands in it once."""
     names = sorted({peer for each in history for *_, peers in each.parts for peer in peers})
-    places = {name: place for place, name in enumerate(names)}
-    message = pb.History(peers=names)
+    places, message = {name: place for place, name in enumerate(names)}, pb.History(peers=names)
     for each in history:
         parts = message.rounds.add(round=each.round).parts
         for start, stop, peers in each.parts:

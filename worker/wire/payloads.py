@@ -35,8 +35,7 @@ _MOST_COLUMNS = 8
 @dataclass(frozen=True)
 class Payload:
     """The encoding of a shard, ready to be sent any number of times. `packed` holds zstd of each
-    frame where that is smaller, and None where it is not; nothing where compressing was not
-    tried."""
+    frame where that is smaller, and None where it is not; nothing where none was tried."""
 
     raw: memoryview
     hash: int
@@ -185,8 +184,7 @@ def pack(units: memoryview, unit_bytes: int) -> bytes:
     whole = len(units) // unit_bytes * unit_bytes if unit_bytes > 1 else 0
     if whole == 0:
         return compressor.compress(units)
-    flat = np.frombuffer(units, np.uint8)
-    stream = compressor.compressobj(size=len(units))
+    flat, stream = np.frombuffer(units, np.uint8), compressor.compressobj(size=len(units))
     packed = []
     for column in np.ascontiguousarray(flat[:whole].reshape(-1, unit_bytes).T):
         packed.append(stream.compress(column.tobytes()))

@@ -47,8 +47,7 @@ def is_finite(values: Tensor) -> bool:
 
 
 def are_finite(tensors: Iterable[Tensor]) -> bool:
-    """The same of tensors of any floating type, shape and device; of a sharded one, of the shard
-    here."""
+    """The same of tensors of any floating type, shape and device; of a sharded one's shard here."""
     local = (each.to_local() if hasattr(each, "to_local") else each for each in tensors)
     here = [each if each.dtype in _NORMED else each.float() for each in local]
     devices = {each.device for each in here}
@@ -84,8 +83,7 @@ def encoding_error(codec: Codec, payload: memoryview, values: Tensor, *, exact: 
 
 
 def check_values(codec: Codec, payload: memoryview, elements: int, *, exact: int = 0) -> float:
-    """The norm of encoded values, without integers. Raises WireError: some are not finite, or too
-    large."""
+    """The norm of encoded values, without integers. Raises WireError: not finite, or too large."""
     norms = norms_of(codec, payload, elements - exact, BLOCK_ELEMENTS)
     if not is_finite(_limbs(codec, payload, elements, exact)):
         raise WireError(_NOT_FINITE)
@@ -93,16 +91,22 @@ def check_values(codec: Codec, payload: memoryview, elements: int, *, exact: int
 
 
 def norms_of(codec: Codec, payload: memoryview, elements: int, size: int) -> list[float]:
-    """The norms of encoded values, of `size` each. Raises WireError: no encoder writes such
-    bytes."""
-    norms = list[float]()
-    step = max(1, BLOCK_ELEMENTS // size) * size
+    """The norms of encoded values, of `size` each. Raises WireError: of no encoder's bytes."""
+    norms, step = list[float](), max(1, BLOCK_ELEMENTS // size) * size
     for start in range(0, elements, step):
         values = _decode(codec, payload, start, min(elements, start + step))
         norms += [float(each.double().norm()) for each in torch.split(values, size)]
     if not all(each < _MOST_NORM for each in norms):  # as no NaN is
         raise WireError(_NOT_FINITE)
     return norms
+
+
+def distance(
+    codec: Codec, one: memoryview, other: memoryview, elements: int, *, exact: int = 0
+) -> float:
+    """How far encoded values are from others, without integers."""
+    way = average(codec, (one, other), elements, lambda both: torch.sub(*both), exact=exact)
+    return float(way[: elements - exact].double().norm())
 
 
 def average(

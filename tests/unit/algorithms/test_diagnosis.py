@@ -114,8 +114,7 @@ def test_what_nobody_waits_for_is_no_fault(noise):
 
 
 def test_a_peer_that_lies_harms_nobody_else():
-    honest = simulated(5)
-    everyone = {f"w{n}": (1e-3, 1e9) for n in range(1, 5)}
+    honest, everyone = simulated(5), {f"w{n}": (1e-3, 1e9) for n in range(1, 5)}
     lies = replace(honest[0], received=everyone, step_s=1e-9, save_s=1e-9, stall_s=1e9)
     assert {place.peer for place in found([lies, *honest[1:]])} <= {"w0"}
 

@@ -160,8 +160,7 @@ def test_an_earlier_state_ends_the_round_and_forgets_what_was_sent(plan):
     local = end(outer, done(3, error=torch.zeros(4)), send(outer, LOCAL)) - 1
     local = end(outer, Failed(LEFT), send(outer, local)) - 1
     local = send(outer, local)
-    lacked = lacks(outer, local)
-    local = take_over(outer, state_at(2, values(5, 5, 5, 5)), local)
+    lacked, local = lacks(outer, local), take_over(outer, state_at(2, values(5, 5, 5, 5)), local)
     assert outer.in_flight is None
     assert lacks(outer, local) == lacked
     later = replace(

@@ -30,8 +30,7 @@ def contributions(count: int, seed: int) -> list[torch.Tensor]:
 
 @given(NORMS, st.floats(1, 10))
 def test_no_contribution_counts_more_than_the_limit(norms, limit):
-    factors = norm_factors(norm_ratios(norms), limit)
-    median = sorted(norms)[(len(norms) - 1) // 2]
+    factors, median = norm_factors(norm_ratios(norms), limit), sorted(norms)[(len(norms) - 1) // 2]
     limit = limit_of(limit, len(norms))
     for each, factor in zip(norms, factors, strict=True):
         assert 0 < factor <= 1
@@ -59,8 +58,7 @@ def test_one_far_contribution_moves_the_mean_by_no_more_than_its_share(count, se
 @given(st.integers(3, 9), SEEDS, st.sampled_from([-1e9, 1e9]))
 def test_the_trimmed_mean_lies_among_the_others(count, seed, value):
     each = contributions(count, seed)
-    honest = torch.stack(each[1:])
-    attacked = [torch.full((17,), value), *each[1:]]
+    honest, attacked = torch.stack(each[1:]), [torch.full((17,), value), *each[1:]]
     trimmed = aggregate(attacked, [1.0] * count, aggregation="trimmed")
     assert torch.equal(trimmed, trimmed_mean(attacked))
     assert (trimmed >= honest.min(dim=0).values - 1e-6).all()

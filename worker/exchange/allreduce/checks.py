@@ -149,8 +149,7 @@ class Checks:
             self._tasks.spawn(self._check(drawn))
 
     async def serve(self, request: pb.CheckRequest, stream: Stream) -> None:
-        """Answers another peer's check, with nothing for what is gone; or looks where a false mean
-        was seen."""
+        """Answers another peer's check, with nothing for what is gone; or looks where told."""
         own = self._own.get(request.fragment, [])
         most = max((sum(map(len, of.values())) for of in own), default=0)
         for asked in request.leaves[:most]:

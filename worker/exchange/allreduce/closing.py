@@ -193,8 +193,7 @@ class ReducedShards:
     def most_norm(self, key: ShardKey, contributors: Group) -> float:
         """The largest norm that a mean of the shard can have, by what its contributors have
         announced to this peer itself; infinite where too few have."""
-        plan = self._layout.plan
-        most = self._most_norm(key.fragment, key.round, contributors)
+        plan, most = self._layout.plan, self._most_norm(key.fragment, key.round, contributors)
         if plan.keeps_reduction_residual:  # of means before: what their encoding has left out
             earlier = range(key.round - _LEFT_ROUNDS, key.round)
             norms = [self._most_norm(key.fragment, at, contributors) for at in earlier]

@@ -451,24 +451,26 @@ class Contributor:
         """(the mean, what is left out of a contribution that the norm limit has scaled). A try that
         is cancelled must not write elsewhere. Raises WireError: no contributions have this mean."""
         context, shard, header = self._context, part.shard, reduction.header
-        codec, elements = context.reduction_codec, shard.stop - shard.start
-        factor, most, least = header.factor(context.me), math.inf, 0.0
+        codec, elements, me = context.reduction_codec, shard.stop - shard.start, context.me
+        factor, most, least = header.factor(me), math.inf, 0.0
         share = taken_out(factor)
-        if context.plan.compares_norms and part.target != context.me:
+        if context.plan.compares_norms and part.target != me:
             most = self._reducer.shards.most_norm(part.key, header.contributors)
             least = self._reducer.shards.least_factor(part.key, header.contributors, round_.norm)
 
-        of_gradients = context.plan.payload == "gradient" and part.target != context.me
+        of_gradients = context.plan.payload == "gradient" and part.target != me
+        ends = context.ends_run and part.target != me
         here, at = slice(*shard.bounds), (part.key.fragment, shard.start)
 
         def decode() -> "tuple[Tensor, Tensor | None]":
-            why, bound, own = "", most, 0.0
-            mean = wire.decode(codec, reduction.payload.raw, elements, exact=shard.exact)
+            why, bound, own, mine = "", most, 0.0, round_.begin.values[here]
+            mean = way = wire.decode(codec, reduction.payload.raw, elements, exact=shard.exact)
             if of_gradients:
-                own = norm(round_.begin.values[here])
+                own = norm(mine)
                 bound = FAR * context.usual.norm(at, own) or math.inf
-            checked = of_gradients or bound < math.inf
-            found = norm(mean[: elements - shard.exact]) if checked else 0.0
+            elif ends and (usual := context.usual.norm(part.key.fragment)):
+                bound, way = FAR * usual, mean - mine  # models end near each other
+            found = norm(way[: elements - shard.exact]) if of_gradients or bound < math.inf else 0.0
             if found > bound:
                 why = f"{part.key} has norm {found:.3g}, and its contributions at most {bound:.3g}"
             elif factor < least:
@@ -480,7 +482,7 @@ class Contributor:
             if round_.error is None or share == 1:
                 return mean, None
             error, values = round_.error[here].clone(), elements - shard.exact
-            error[:values] += (1 - share) * (round_.begin.values[here] - error)[:values]
+            error[:values] += (1 - share) * (mine - error)[:values]
             return mean, error
 
         return await context.worked(elements, decode)

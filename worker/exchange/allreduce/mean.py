@@ -76,8 +76,7 @@ class Left:
 
 class Residuals:
     """The residuals of all fragments. A shard is the same range as long as the group is the same.
-    Of another layout's shards the next round takes what this peer still reduces; the rest is given
-    up."""
+    Of another layout's shards the next round takes what this peer still reduces, and no more."""
 
     def __init__(self) -> None:
         self._left: dict[tuple[int, int, int], Left] = {}

@@ -19,7 +19,11 @@ import asyncio
 import math
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import compress
+from operator import not_
+from typing import Any
 
+from murmuration.algorithms.robust import FAR
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.events import new_event
 from murmuration.worker import wire
@@ -427,7 +431,9 @@ class Reducer:
         self._late.update((key.fragment, peer, False) for peer in due.late)
         before, known = self._residuals.before(*at), self._residuals.commitment(*at)
         try:
-            if not context.ends_run:
+            if context.ends_run:
+                due = await self._without_far(due)
+            else:
                 await self._tell_alike(due)
             reduction, left_out, lefts = await reduce(context, due, before, known)
         except Exception as failure:  # the shard must not stay closed to peers that try again
@@ -440,6 +446,22 @@ class Reducer:
                 if left_out is not None:
                     self._residuals.keep(*at, Left(key.round, before, left_out, lefts))
         self._look_again()
+
+    async def _without_far(self, due: closing.DueMean) -> closing.DueMean:
+        """The mean that ends a run in pairs, without models that are far away from this peer's."""
+        context, shard, me = self._context, due.shard, self._context.me
+        elements, most = shard.stop - shard.start, FAR * context.usual.norm(due.key.fragment)
+        if most == 0 or me not in due.contributors:
+            return due
+        own = due.inputs[due.contributors.index(me)].raw
+        away = partial(wire.distance, context.codec, own, elements=elements, exact=shard.exact)
+        count = len(due.inputs) * elements
+        near = await context.worked(count, lambda: [away(each.raw) <= most for each in due.inputs])
+        for peer in compress(due.contributors, map(not_, near)):
+            context.left_out(peer, "ends with a model far from others': the last mean is without")
+        names = "contributors", "inputs", "weights", "roots", "factors"
+        kept: Any = {name: tuple(compress(getattr(due, name), near)) for name in names}
+        return replace(due, last=due.last if due.last in kept["contributors"] else me, **kept)
 
     async def _tell_alike(self, due: closing.DueMean) -> None:
         """Says who contributes the same, where it is something: other values than zeros."""

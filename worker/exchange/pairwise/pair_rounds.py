@@ -414,9 +414,9 @@ class Pairs(Component):
 
     def _far(self, round_: PairRound, peer: str) -> bool:
         """Tells whether a partner's values are far too large, and says so the first time."""
-        parts = round_.partners[peer].parts.items()
-        if far := any(0 < FAR * self.values.factor(round_, *each) < 1 for each in parts):
-            self.context.left_out(peer, "gives far too large values: little of them counts")
+        parts, limit = round_.partners[peer].parts.items(), self.values.limit(round_)
+        if far := any(0 < FAR * self.values.factor(round_, *each) < limit for each in parts):
+            self.context.left_out(peer, "gives values far from usual ones: not all of them counts")
         return far
 
     def _fail(self, round_: PairRound) -> None:

@@ -15,11 +15,11 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from operator import mul, sub
+from operator import mul
 from typing import TYPE_CHECKING
 
 from murmuration.algorithms.codecs import Codec, codec_by_name
-from murmuration.algorithms.robust import aggregate, limit_of, norm
+from murmuration.algorithms.robust import FAR, aggregate, limit_of
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
 from murmuration.worker.exchange.pairwise import round as rounds
@@ -82,22 +82,25 @@ class PairValues:
             found = wire.check_values(codec, incoming.raw, elements, exact=exact)
             if part == rounds.CONTRIBUTION:
                 return found
-            both = [incoming.raw, round_.own[part].payload.raw]
-            way = wire.average(codec, both, elements, lambda each: sub(*each), exact=exact)
-            return norm(way[: elements - exact])
+            own = round_.own[part].payload.raw
+            return wire.distance(codec, incoming.raw, own, elements, exact=exact)
 
         return await self._context.worked(elements, work)
+
+    def limit(self, round_: PairRound) -> float:
+        """How many usual norms count of a partner's; of two nobody knows which one is odd."""
+        most = self._context.config.norm_limit
+        count = len(round_.view.in_draw(round_.fragment) | {round_.me})
+        return limit_of(most, count) if count > 2 else most and FAR
 
     def factor(self, round_: PairRound, part: int, given: OwnPart | TheirPart) -> float:
         """How much of a part counts: the same whenever it is asked for."""
         if isinstance(given, OwnPart):
             return 1.0
         if given.factor is None:
-            own, fragment = round_.own.get(rounds.CONTRIBUTION), round_.fragment
-            members = round_.view.in_draw(fragment) | {round_.me}
-            limit = limit_of(self._context.config.norm_limit, len(members)) * _LIMITS[part]
+            own, limit = round_.own.get(rounds.CONTRIBUTION), _LIMITS[part] * self.limit(round_)
             known = given.size, limit, own.size if own else None
-            given.factor = self._context.usual.factor(fragment, *known)
+            given.factor = self._context.usual.factor(round_.fragment, *known)
         return given.factor
 
     async def mean_anchor(self, round_: PairRound) -> "Tensor":

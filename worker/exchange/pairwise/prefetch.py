@@ -61,8 +61,7 @@ class AnchorPrefetch:
         return self._until(round_) if self._awaits(round_) else None
 
     def _until(self, round_: PairRound) -> float:
-        quiet_s = _QUIET_S
-        slowest_s = self._config.transfer_s(len(round_.own[ANCHOR].payload.raw))
+        quiet_s, slowest_s = _QUIET_S, self._config.transfer_s(len(round_.own[ANCHOR].payload.raw))
         if len(self._met.get(round_.fragment, round_.group)) < 2:  # the others are exchanging
             quiet_s += self.lead_s(round_.fragment)
         return min(max(round_.laid, round_.heard) + quiet_s, round_.laid + (quiet_s + slowest_s))

@@ -85,8 +85,7 @@ class PairRound:
     A partner that has not come is waited for until `patience_until`, and longer while it is heard
     of. From `deadline` on nobody prepares; a peer that is not prepared by then gives up. Args:
     group: the peers of the round, this one included; key: (fragment, round); own: by part, what
-    this peer gives; the contribution comes when the round begins; laid: when (s) it was laid
-    out."""
+    this peer gives; the contribution comes when the round begins; laid: when (s) it was."""
 
     def __init__(
         self,

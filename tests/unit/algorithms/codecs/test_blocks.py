@@ -146,8 +146,7 @@ def test_ternary_values_are_the_nearest_of_three(values):
 def test_ternary_levels_are_the_mean_of_the_large(values):
     magnitudes = torch.tensor(values, dtype=torch.float64).abs()
     raw = TERNARY.encode(torch.tensor(values, dtype=torch.float32))
-    level = raw[:SCALE_BYTES].clone().view(torch.bfloat16).item()
-    mean = magnitudes.mean()
+    level, mean = raw[:SCALE_BYTES].clone().view(torch.bfloat16).item(), magnitudes.mean()
     near = ((magnitudes - 0.75 * mean).abs() <= magnitudes.max() * 2.0**-16).any()
     if not near:  # at the threshold itself, rounding decides
         large = magnitudes[magnitudes > 0.75 * mean].mean().item()

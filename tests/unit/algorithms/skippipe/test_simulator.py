@@ -30,8 +30,7 @@ class Span(NamedTuple):
 def simulate(
     pipeline: Pipeline, routes: Sequence[Route]
 ) -> tuple[list[list[Span]], tuple[float, ...]]:
-    """Runs one iteration: the spans of each peer in order of time; and when each microbatch ended,
-    or -1."""
+    """Runs one iteration: the spans of each peer, in order; when each microbatch ended (-1)."""
     run = IterationRun(pipeline, routes, False)
     spans: list[list[Span]] = [[] for _ in range(pipeline.peers)]
 

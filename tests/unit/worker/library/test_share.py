@@ -123,8 +123,7 @@ class Endless(data.Sampler[int]):
 
 class Numbered:
     def __init__(self, length: int, **more: Any) -> None:
-        self._pairs = TensorDataset(torch.arange(length), torch.zeros(length))
-        self._more = more
+        self._pairs, self._more = TensorDataset(torch.arange(length), torch.zeros(length)), more
 
     def loader(self) -> DataLoader[Any]:
         return DataLoader(self._pairs, batch_size=4, **self._more)

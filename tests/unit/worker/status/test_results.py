@@ -105,8 +105,7 @@ def test_a_peer_that_does_not_answer_is_asked_three_times():
 
 
 def test_long_results_are_cut_to_what_a_call_takes():
-    peers = Peers("a", "b")
-    curve = [(step, step * 0.37) for step in range(100_000)]
+    peers, curve = Peers("a", "b"), [(step, step * 0.37) for step in range(100_000)]
     noise = "".join(chr(33 + step * 7919 % 90) for step in range(200_000))
     peers.results["a"].share({"step": 5, "train_loss_curve": curve, "sample": noise})
     peers.run()

@@ -77,8 +77,7 @@ def test_a_round_ends_with_the_same_bits_beside_inner_steps_and_by_the_long_way(
 
 def test_an_outer_step_that_was_begun_from_another_state_is_made_again(monkeypatch):
     monkeypatch.setattr(fragment, "_BESIDE_ELEMENTS", 0)
-    parameters = {"x": torch.zeros(3)}
-    plan = Plan(outer_lr=1.0, outer_momentum=0.0)
+    parameters, plan = {"x": torch.zeros(3)}, Plan(outer_lr=1.0, outer_momentum=0.0)
     each = FragmentReplica(Fragment(0, (TensorSpec("x", (3,)),)), plan, parameters)
     each.contribute(each.learned(), 1)
     done = RoundDone(0, torch.ones(3), 2, ("a", "b"), (), fragment=0)
@@ -89,8 +88,7 @@ def test_an_outer_step_that_was_begun_from_another_state_is_made_again(monkeypat
 
 
 def test_tensors_that_a_loop_puts_in_place_of_others_are_read_and_written():
-    parameters = {"x": torch.zeros(3)}
-    plan = Plan(outer_lr=1.0, outer_momentum=0.0)
+    parameters, plan = {"x": torch.zeros(3)}, Plan(outer_lr=1.0, outer_momentum=0.0)
     each = FragmentReplica(Fragment(0, (TensorSpec("x", (3,)),)), plan, parameters)
     parameters["x"] = torch.full((3,), 7.0)
     assert each.contribute(each.learned(), 1).g.tolist() == [-7.0] * 3

@@ -61,8 +61,7 @@ class Measured:
 
 def test_a_report_has_the_means_of_what_a_task_measures_and_a_sample_of_its_prompt():
     task = Measured()
-    model = task.model()
-    error = pytest.approx(statistics.stdev(range(16)) / 4)
+    model, error = task.model(), pytest.approx(statistics.stdev(range(16)) / 4)
     assert evaluation.validate(task, model, 0) == evaluation.Evaluation(
         7.5, {"even": 0.5, "first": 1.0}, error
     )

@@ -129,8 +129,7 @@ class Reducing(Bench):
         **changes: Any,
     ) -> bytes:
         codecs = self.context.codec, self.context.reduction_codec
-        leaves = wire.Leaves.of(10, codecs)
-        norms = [changes.get("norm", 1000.0) / 2] * 4
+        leaves, norms = wire.Leaves.of(10, codecs), [changes.get("norm", 1000.0) / 2] * 4
         try:
             root = wire.Commitment(codecs[0], leaves, raw, changes.get("weight", 1), norms).root
         except wire.WireError:  # what is not finite has no squares
