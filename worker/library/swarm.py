@@ -28,6 +28,7 @@ from torch.optim import LBFGS, Optimizer
 
 from murmuration.protos.addresses import is_loopback, public_address, served_at, split_address
 from murmuration.protos.events import NO_END, new_event
+from murmuration.protos.figures import shown
 from murmuration.worker.config import fragments_of
 from murmuration.worker.errors import ConfigError, MurmurError, UsageError
 from murmuration.worker.folder import EventLog, hold, remembered
@@ -162,7 +163,7 @@ class Swarm(StepListener):
         if (frozen := self._replica.frozen_hash) is not None:
             given[f"task.frozen={json.dumps(frozen)}"] = "the hash of the frozen parameters"
         schema, self._frozen = self._replica.schema, frozen
-        self._out = Path(out) if out is not None else None
+        self._out = Path(out).absolute() if out is not None else None
         self._identity: Identity | None = None
         self._lines = args.LoopLines(progress=progress)
         default_name = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
@@ -327,9 +328,9 @@ class Swarm(StepListener):
 
     def _break_off(self, error: BaseException, how: str = "") -> None:
         lost = self._loop.unsent_steps
-        if not isinstance(error, Exception) and (lost or how):
+        if lost or how:
             steps = f"its last {lost} steps are in no round" if lost else "no last round is held"
-            self.warn(f"{error!r} ends the block{how}: {steps}")
+            self.warn(f"{shown(repr(error), 80)} ends the block{how}: {steps}")
         assert self._session is not None
         _going_on.update({each.peer: each.address for each in self._session.others})
         self._inside = False
@@ -342,10 +343,7 @@ class Swarm(StepListener):
             each.__exit__(None, None, None)
 
     def _end_with_program(self) -> None:
-        self.warn(
-            "the program ends within the block of a Swarm: its last "
-            f"{self._loop.unsent_steps} steps are in no round; use `with`"
-        )
+        self.warn("the program ends within the block of a Swarm; use `with`")
         self.__exit__(RuntimeError, RuntimeError("the program ends"), None)
 
     def _end(self) -> None:

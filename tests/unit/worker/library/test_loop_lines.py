@@ -2,7 +2,6 @@
 
 import logging
 
-import pytest
 import torch
 from torch import nn
 
@@ -38,10 +37,6 @@ def tell(lines: LoopLines) -> None:
         lines(event)
 
 
-def unconfigured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging.root, "handlers", [])
-
-
 def test_events_are_lines_of_logging_at_their_levels(caplog):
     with caplog.at_level(logging.INFO):
         tell(LoopLines())
@@ -59,7 +54,7 @@ def test_events_are_lines_of_logging_at_their_levels(caplog):
 def test_without_logging_the_same_lines_are_on_stderr_but_for_those_not_asked_for(
     monkeypatch, capsys
 ):
-    unconfigured(monkeypatch)
+    monkeypatch.setattr(logging.root, "handlers", [])
     tell(LoopLines())
     assert capsys.readouterr() == ("", "".join(f"murmuration: {line}\n" for line in LINES))
     last = f"murmuration: {LINES[-1]}\n"
@@ -76,7 +71,7 @@ def test_without_logging_the_same_lines_are_on_stderr_but_for_those_not_asked_fo
 
 @row("`logging.config.dictConfig`, which disables other loggers", "told", "as it is configured")
 def test_logging_that_is_configured_later_is_used_from_then_on(monkeypatch, capsys):
-    unconfigured(monkeypatch)
+    monkeypatch.setattr(logging.root, "handlers", [])
     lines = LoopLines()
     lines(EVENTS[1])
     monkeypatch.setattr(logging.root, "handlers", [logging.StreamHandler()])
@@ -87,7 +82,7 @@ def test_logging_that_is_configured_later_is_used_from_then_on(monkeypatch, caps
 
 
 def test_progress_prints_the_lines_of_murmur_up_and_nothing_twice(monkeypatch, capsys):
-    unconfigured(monkeypatch)
+    monkeypatch.setattr(logging.root, "handlers", [])
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with Swarm(model, optimizer, inner_steps=2, steps=4, name="me", progress=True) as swarm:
@@ -96,9 +91,8 @@ def test_progress_prints_the_lines_of_murmur_up_and_nothing_twice(monkeypatch, c
             optimizer.step()
             swarm.report(1.5)
     out, err = capsys.readouterr()
-    assert err == ""
     said = [line.partition(" s  ")[2] for line in out.splitlines()]
-    assert said[0].startswith("me is reached at 127.0.0.1:")
+    assert (err, said[0][:27]) == ("", "me is reached at 127.0.0.1:")
     assert "5 parameters, preset diloco, a round every 2 of 4 steps, on cpu" in said
     assert "started at step 0 with me" in said
     assert any(line.startswith("step 4/4  loss 1.500  rounds 2  sent") for line in said)

@@ -148,32 +148,37 @@ def test_l_bfgs_takes_no_round_for_its_own_step():
             assert bool(optimizer.state) == knows
 
 
-@row("`sys.exit()` or Ctrl-C within the block", "told", "how many steps no round has")
+@row("`sys.exit()`, Ctrl-C or an error within the block", "told", "how many steps no round has")
 @row("a second Ctrl-C, while the block ends", "told", "the model is this peer's own")
 @pytest.mark.parametrize("early", [True, False])
-def test_steps_that_are_lost_by_an_exit_are_told(early, tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [SystemExit(0), TimeoutError("time is up")])
+def test_steps_that_are_lost_by_an_exit_are_told(early, error, tmp_path, monkeypatch):
     def exits(loop: Loop | None, place: int = H + 1) -> None:
         if place == H + 1:
-            raise SystemExit(0)
+            raise error
 
     if not early:
         monkeypatch.setattr(Swarm, "_end", exits)
-    with pytest.raises(SystemExit):
+    with pytest.raises(type(error)):
         Loop(tmp_path).warnings(exits if early else lambda *_: None)
     how, lost = ("", 2) if early else (" early, and the model is this peer's own", STEPS % H)
-    told = f"SystemExit(0) ends the block{how}: its last {lost} steps are in no round"
+    told = f"{error!r} ends the block{how}: its last {lost} steps are in no round"
     assert told in (tmp_path / "events.jsonl").read_text()
 
 
+@row("a relative `out=`, and `os.chdir` before the block", "shared", "the folder of then")
 @row("a program that ends within the block", "told", "a warning says how many steps no round has")
 def test_a_program_that_ends_within_the_block_says_so(tmp_path, monkeypatch):
     ends, loop = list[Callable[[], None]](), Loop(tmp_path)
     monkeypatch.setattr(atexit, "register", ends.append)
-    with Swarm(loop.model, loop.optimizer, out=tmp_path):
+    monkeypatch.chdir(tmp_path)
+    swarm = Swarm(loop.model, loop.optimizer, out="o")
+    monkeypatch.chdir("/")
+    with swarm:
         loop.optimizer.step()
         ends.pop()()
-    told = "ends within the block of a Swarm: its last 1 steps are in no round"
-    assert told in (tmp_path / "events.jsonl").read_text()
+    for told in ("ends within the block of a Swarm", "its last 1 steps are in no round"):
+        assert told in (tmp_path / "o" / "events.jsonl").read_text()
 
 
 @row("a second model outside the swarm (a GAN's critic)", "told", "a warning says how to add it")
