@@ -27,7 +27,7 @@ def test_a_worker_says_what_is_wrong(tmp_path):
     """A few of the many ways, in processes of their own; the others are cases of unit tests."""
     held = gate(tmp_path, 1)
     with running_swarm(1, tmp_path, *SMALL, *held.settings) as swarm:
-        swarm.start("w0").wait_for(lambda e: e["event"] == "started", "start")
+        (first := swarm.start("w0")).wait_for(lambda e: e["event"] == "started", "start")
         address, other = swarm.addresses["w0"], settings_of(diloco__inner_steps=33, inner__lr=0.1)
         nowhere = ("--set", 'task.text="/nowhere/at/all"')
         join = ("join", address, *held.settings)
@@ -45,6 +45,7 @@ def test_a_worker_says_what_is_wrong(tmp_path):
         ):
             ended, line = refused(*command, "--out", str(tmp_path / out))
             assert (ended, says in line) == (code, True), line
+        first.wait_for(lambda e: "diloco.inner_steps: 33 in the joiner's" in str(e), "refusal told")
 
 
 def test_a_checkpoint_cut_short_is_passed_over(tmp_path):
