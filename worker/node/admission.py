@@ -173,8 +173,8 @@ class Newcomer(AbstractContextManager["Newcomer"]):
             theirs = {**answer.manifest.agreed, "tensors": mine["tensors"]}  # known with the model
             if difference := first_difference(mine, theirs):
                 raise errors.ManifestRefused(
-                    f"{answer.address} runs something else: {difference}; leave it out, or join "
-                    "another run",
+                    f"{answer.address} runs something else: {difference}; leave out the setting or "
+                    "the preset that says so, or join another run",
                     {**mine, "tensors": answer.manifest.agreed.get("tensors")},
                 )
         return next((a.seen_from for a in answers if a.address == self.contacts[0]), "")
@@ -321,7 +321,7 @@ def join_config(
             if ours != theirs:
                 raise errors.ManifestRefused(
                     f"{where} runs something else: {section}.{key}: {ours} here, {theirs} there; "
-                    "leave it out, or join another run",
+                    "leave out the setting or the preset that says so, or join another run",
                     {section: {**run.get(section, {}), key: ours}},
                 )
     machine = {name: part for name, part in document.items() if name not in RUN_WIDE}
