@@ -151,7 +151,7 @@ async def test_a_peer_that_was_cut_off_goes_back_to_what_the_others_share(merge,
         steps=200,
         plan=Plan(inner_steps=5, merge=merge),
         membership=MembershipConfig(reconnect_s=1.0),
-        step_s={"c": 0.09},
+        step_s={"c": 0.07},
     )
     async with Swarm(problem, "abc", at=2) as swarm:
         swarm.cut("ab", "c")

@@ -102,7 +102,7 @@ def test_survivors_of_a_crash_finish():
 
 
 def test_who_dies_while_it_stands_still_stays_dead():
-    run = play(4, (Freeze(1, 1.0, 9.0), Crash(1, 2.0)), rounds=6)
+    run = play(4, (Freeze(1, 1.0, 9.0), Crash(1, 2.0)), rounds=12)
     assert list(violations(run)) == []
     assert not run.swarm.view(0).live("p00001")
 
