@@ -130,6 +130,11 @@ class Checks:
         earlier = (each for each in of_round.get(peer, ()) if each != norms)
         of_round[peer] = (*earlier, norms)[-_MOST_NORMS:]
 
+    def gone_back(self, fragment: int, version: int) -> None:
+        """This peer is at an earlier version: of later rounds it has heard in another history."""
+        norms = self._norms.items()
+        self._norms = {k: n for k, n in norms if k.fragment != fragment or k.round < version}
+
     def completed(self, fragment: int, given: Sequence[Given]) -> None:
         """A round of this peer has ended, with these means of others."""
         last = self._own.get(fragment, [{}])[-1]
@@ -312,7 +317,7 @@ class Checks:
             fits = found == root and gave == bool(norms)
             if fits:
                 raws.append(payload)
-                other = gave and norms not in said.get(peer, [norms])
+                other = gave and peer != me and norms not in said.get(peer, [norms])
                 if other and self.doubts.again(peer, key.fragment, key.round):
                     caught.append((peer, f"{key} is announced with other norms to others"))
             elif peer == reducer:

@@ -299,8 +299,7 @@ class ReducedShards:
 
     def advanced(self, fragment: int, version: int, group: Group) -> list[ShardKey]:
         """This peer's state is at `version`, and `group` lays out that round. Where it was further,
-        it has gone back, and those rounds are to come; what it has given of them stays. Returns the
-        shards to forget."""
+        it has gone back: what it has given of the rounds to come stays. Returns what to forget."""
         afresh = self._groups.get((fragment, version), group) != group
         back, oldest = version < self.versions.get(fragment, version), version - KEPT_ROUNDS
         known = (key for key in (*self.open, *self.closed) if key.fragment == fragment)
@@ -319,10 +318,10 @@ class ReducedShards:
             del self._passed_over[key]
         self.versions[fragment] = version
         self._groups[fragment, version] = group
-        self._quorum_at.pop((fragment, version), None)
         for of_rounds in (self._groups, self._norms, self._quorum_at):
             for at in list(of_rounds):
-                if at[0] == fragment and at[1] < oldest - _LEFT_ROUNDS:
+                undone = back and at[1] >= version and of_rounds is not self._groups
+                if at[0] == fragment and (undone or at[1] < oldest - _LEFT_ROUNDS):
                     del of_rounds[at]
         return forgotten
 
@@ -452,8 +451,7 @@ class ReducedShards:
 
     def _late(self, key: ShardKey, entry: OpenShard, expected: set[str], now: float) -> set[str]:
         """The peers to wait for. Where most have contributed, one that has not begun to and does
-        not answer is none, long before it is known to be dead: 2 s after that, or after the first
-        shard of this round here had its quorum."""
+        not answer is none: 2 s after that, or after this round's first quorum here."""
         late = expected - entry.contributors.keys()
         if entry.quorum_at is not None and len(entry.contributors) > len(late):
             first_at = self._quorum_at.get((key.fragment, key.round), entry.quorum_at)

@@ -120,6 +120,8 @@ class Reducer:
         for key, kept in self._reductions.items():
             if key.fragment == fragment and key.round < version:
                 self._reductions[key] = replace(kept, payload=kept.payload.unpacked())
+        if version < self.shards.versions.get(fragment, version):
+            self.checks.gone_back(fragment, version)
         for key in self.shards.advanced(fragment, version, group):
             self._reductions.pop(key, None)
         self._look_again()
