@@ -35,8 +35,7 @@ def test_transformers_reads_it_and_another_run_begins_with_it(tmp_path):
     short = ("--steps", "2", "--inner-steps", "2")
     assert swarm_ended(tmp_path / "second", *short, *quick, *still).returncode == 0
     assert loss_of(tmp_path / "second") == loss_of(tmp_path / "first")
-    source = json.loads((tmp_path / "exported/murmuration.json").read_text())
-    assert source["step"] == 40
+    assert json.loads((tmp_path / "exported/murmuration.json").read_text())["step"] == 40
 
 
 def test_adapters_are_trained_by_a_swarm_and_merged_on_the_way_out(tmp_path):

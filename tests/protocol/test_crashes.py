@@ -184,8 +184,7 @@ async def test_a_damaged_state_is_not_adopted():
         swarm.tap = tap
         await swarm.join("d", via="a")
         await swarm.ends_equal(versions=(12,))
-        warnings = swarm["d"].warnings
-        assert any("fragment 0 is damaged" in text for text in warnings)
+        assert any("fragment 0 is damaged" in text for text in swarm["d"].warnings)
 
 
 async def test_a_peer_whose_parameters_are_not_finite_goes_on_from_the_anchor():

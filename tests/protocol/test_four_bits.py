@@ -235,8 +235,7 @@ async def test_a_peer_that_is_too_large_again_and_again_is_left_out_and_the_othe
         await swarm.ends_equal()
         told = [text for name in "abc" for text in swarm[name].warnings]
         assert told
-        own = swarm["d"].warnings
-        assert sum("of what this peer contributed" in text for text in own) == 1
+        assert sum("of what this peer contributed" in text for text in swarm["d"].warnings) == 1
         assert all(str(text).startswith("d is in quarantine") for text in told)
         quarantine = swarm["a"].node.status()["quarantine"]
         assert isinstance(quarantine, dict)

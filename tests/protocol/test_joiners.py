@@ -99,8 +99,7 @@ async def test_a_peer_joins_before_the_first_round_has_closed(seed, at_s):
         (adopted,) = swarm["c"].of_kind("adopted")
         assert adopted["reason"] == "joining"
         # All hold the same first values: nobody sends them.
-        fetched = swarm["c"].transport.traffic.received["Data/Fetch"]
-        assert fetched < problem.encoded_bytes / 4
+        assert swarm["c"].transport.traffic.received["Data/Fetch"] < problem.encoded_bytes / 4
 
 
 async def test_a_joiner_takes_over_other_first_values_of_one_that_starts(monkeypatch):

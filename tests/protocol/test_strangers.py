@@ -14,7 +14,7 @@ from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.identity.authority import Authority
 from murmuration.worker.identity.certificates import Role
 from murmuration.worker.identity.words import SignedWords
-from murmuration.worker.membership import Member, Phase
+from murmuration.worker.membership import Health, Member, Phase
 from murmuration.worker.transport import (
     CONTROL_METHODS,
     RELAY_METHODS,
@@ -225,20 +225,23 @@ async def test_in_pairs_nobody_skips_to_where_five_ghosts_are_said_to_be():
         await swarm.until(lambda: least_version(swarm) > most + 2, 240)
 
 
-@pytest.mark.parametrize("address", ["nowhere", "c"])
-async def test_nobody_waits_for_a_member_that_answers_nobody(tmp_path, address):
-    """It has a certificate, says that it trains, and begins again whenever it is suspected."""
+@pytest.mark.parametrize(("address", "leaves"), [("nowhere", 0), ("c", 0), ("nowhere", 1)])
+async def test_nobody_waits_for_a_member_that_answers_nobody(tmp_path, address, leaves):
+    """It has a certificate, says that it trains, and begins again whenever it is suspected. One
+    that leaves each time fills no log."""
     async with Swarm(MEANS, "abc", authority=Authority.make(tmp_path)) as swarm:
         await swarm.until(lambda: least_version(swarm) >= 2, 60)
         identity = swarm.authority.new_identity(Role.PEER, "mallory")
         words = SignedWords(identity, MEANS.manifest.run, swarm.loop.time)
         before = least_version(swarm)
         for start_ms in range(1, 17):
-            ghost = words.signed(Member("mallory", address, start_ms, phase=Phase.TRAINING))
-            told = signed_member_to_message(ghost)
+            health = Health(Health.LEFT * (leaves and start_ms % 2))
+            ghost = Member("mallory", address, start_ms, health=health, phase=Phase.TRAINING)
+            told = signed_member_to_message(words.signed(ghost))
             await tell(swarm, told, certificates=[words.certificate])
             await swarm.sleep(0.5)
         # Five steps of half a second are a round: three of them in eight seconds.
         assert least_version(swarm) >= before + 3
         rounds = [event for peer in swarm.alive for event in peer.of_kind("round")]
         assert {event["contributors"] for event in rounds} == {3}
+        assert len(swarm["a"].of_kind("member")) < 10

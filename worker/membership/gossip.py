@@ -169,7 +169,8 @@ class GossipService:
             return False
         for member in self.others:
             health = member.health.name.lower()
-            if self._logged.get(member.peer) != health:
+            flips = health in ("alive", "left") and member.peer in self.me.idle  # told later
+            if self._logged.get(member.peer) != health and not flips:
                 self._logged[member.peer] = health
                 self._node.log(new_event("member", peer_changed=member.peer, health=health))
         if self.me.unreachable != self._unreachable:

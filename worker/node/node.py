@@ -479,8 +479,7 @@ class Node:
             self.stages.context.measurements.round_trip(peer, seconds)
 
     def on_refused(self, count: int) -> None:
-        for _ in range(count):
-            self.context.counts.refuse("member")
+        self.context.counts.refused.update(["member"] * count)
 
     def on_slow(self, kind: str) -> None:
         """Others lose time by this peer's machine, link or disk."""

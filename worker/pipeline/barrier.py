@@ -10,9 +10,8 @@ was never counted here discards nothing.
 An origin that is gone reports nothing, nor does one that has started again for its earlier
 process. Their microbatches are lost, but a gradient that another stage has counted stays in its
 sum. Calls of a new process may be here before gossip tells of it, or be anybody's: it is not
-waited for for long. An origin that is there and does not report is waited for longer than a
-microbatch that is held up, and then no more, until it reports in time. One that is late again and
-again is not waited for either, until it reports in time.
+waited for for long. An origin that is there is waited for longer than a microbatch that is held up,
+or not so long if it is late again and again, and then no more, until it reports in time.
 """
 
 import asyncio
@@ -20,6 +19,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import median
+from typing import Any
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
@@ -242,13 +242,9 @@ async def report_iteration(
     this peer, as its calls have named it. That a peer is gone is known late, and this origin may be
     gone then: so they are `unconfirmed` at once, then `lost` or `confirmed`."""
     first = member = context.member(peer)
-    request = pb.FinishedRequest(
-        run=context.run,
-        origin=origin.peer,
-        start_ms=origin.start_ms,
-        iteration=iteration,
-        counted=counted,
-    ).SerializeToString()
+    named: dict[str, Any] = {"run": context.run, "origin": origin.peer, "start_ms": origin.start_ms}
+    report = pb.FinishedRequest(**named, iteration=iteration, counted=counted)
+    request = report.SerializeToString()
     about = {"iteration": iteration, "replica": peer, "microbatches": list(counted)}
     unconfirmed, over, call = False, False, context.transport.call
     while not over and member is not None and member.live:

@@ -47,6 +47,7 @@ class Forwarder:
         self._held: Counter[str] = Counter()  # how often a replica has held a microbatch too long
         self._strikes: Counter[str] = Counter()  # late calls of a replica, less those in time
         self._passed_until: dict[str, tuple[float, int]] = {}  # and why
+        self._refused_since: dict[str, float] = {}  # replicas that refuse what others take
 
     def on_view(self) -> None:
         """The swarm has changed: calls to peers that are gone end."""
@@ -74,6 +75,7 @@ class Forwarder:
 
     async def _send_on(self, call: StageCall, values: memoryview) -> stage_call.StageReply:
         context, origin, rest, tried = self._context, call.key.origin, list(call.rest), set[str]()
+        refused = set[str]()  # by these, at this stage
         while True:
             hop = rest[0] if rest else stage_call.Hop(0, origin.peer)
             after = replace(call, stage=hop.stage, rest=tuple(rest[1:]), sender=context.me)
@@ -82,10 +84,18 @@ class Forwarder:
                 if left and self._passed(hop.peer) > self._passed(left[0]):
                     raise TryElsewhere(f"{hop.peer} is passed over")
                 tried.add(hop.peer)
-                return await self._call(hop.peer, after, values)
-            except (TransportError, wire.WireError, TryElsewhere) as error:
+                reply = await self._call(hop.peer, after, values)
+                if origin.peer == context.me:  # another origin's may be refused for its own sake
+                    self._taken(hop.peer, refused)
+                return reply
+            except (TransportError, wire.WireError, TryElsewhere, MicrobatchDropped) as error:
+                left = self._left(hop.stage, tried) if rest else []
+                if isinstance(error, MicrobatchDropped) and not left:
+                    raise
                 if isinstance(error, TransportError):
                     context.suspect(hop.peer)
+                elif hop.peer in tried:
+                    refused.add(hop.peer)
                 if not rest:  # asked in vain for the loss: another may reach an origin that lives
                     member = context.member(origin.peer)
                     lives = member and member.live and member.start_ms <= origin.start_ms
@@ -93,11 +103,12 @@ class Forwarder:
                     reason = f"its origin {origin.peer} does not answer {context.me}: {error}"
                     kind = TryElsewhere if lives and other else MicrobatchDropped
                     raise kind(reason) from error
-                if left := self._left(hop.stage, tried):
+                if left:
                     rest[0] = stage_call.Hop(hop.stage, left[call.key.number % len(left)])
                     context.counts.rerouted += 1
                 else:
                     rest.pop(0)
+                    refused.clear()  # none of its stage has taken it
                     context.counts.skipped += 1
                     self._warn_of_skip(hop.stage, error)
                 instead = rest[0].peer if left else None
@@ -108,8 +119,7 @@ class Forwarder:
                     raise MicrobatchDropped(f"no stage takes it; the last: {error}") from error
 
     def _warn_of_skip(self, stage: int, error: Exception) -> None:
-        """Once of a stage that has replicas, of which none takes a microbatch or none is reached.
-        A silent replica may be about to be known as gone, so that is waited for."""
+        """Once of a stage whose replicas take nothing; silent ones have time: they may be gone."""
         context, now = self._context, self._context.clock()
         replicas = context.replicas(stage)
         if not replicas or stage in self._warned:
@@ -171,8 +181,7 @@ class Forwarder:
                     raise failure(shown(first.failed.reason, MAX_REASON))
                 header = first.gradient
                 if header.total_bytes != len(values):
-                    text = f"a gradient of {header.total_bytes} bytes, not {len(values)}"
-                    raise wire.WireError(text)
+                    raise wire.WireError(f"gradient bytes: {header.total_bytes}, not {len(values)}")
                 if len(header.path) >= context.config.count:
                     raise wire.WireError(f"a gradient by way of {len(header.path)} peers")
                 for name in header.path:
@@ -212,6 +221,14 @@ class Forwarder:
         if strikes[peer] >= _STRIKES * hops:
             del strikes[peer]
             self._pass_over(peer, _LATE, f"takes {seconds:.1f} s for what others do sooner")
+
+    def _taken(self, peer: str, refused: set[str]) -> None:
+        """A replica has taken what others of its stage have refused, maybe for long."""
+        since, now = self._refused_since, self._context.clock()
+        since.pop(peer, None)
+        for other in refused:
+            if now - since.setdefault(other, now) >= _PATIENCE_S:
+                self._pass_over(other, _LATE, "refuses microbatches that others take")
 
     def _left(self, stage: int, tried: set[str]) -> list[str]:
         """The replicas that were not tried and are passed over least."""

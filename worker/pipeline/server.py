@@ -149,8 +149,7 @@ class StageServer:
             raise wire.WireError(f"activations of shape {shape}")
         size = codec.encoded_bytes(math.prod(shape))
         if header.total_bytes != size:
-            text = f"activations of {header.total_bytes} bytes; shape {shape} takes {size}"
-            raise wire.WireError(text)
+            raise wire.WireError(f"activations of {header.total_bytes} bytes; {shape} takes {size}")
         most = context.activation_shape or shape
         if shape[2] != most[2]:
             raise wire.WireError(f"activations of width {shape[2]}; this run's have {most[2]}")

@@ -105,9 +105,8 @@ class StageNode:
             served = {each.peer for each in others} | {hop.peer for way in routes for hop in way}
             counted: dict[str, list[int]] = {each.peer: [] for each in others if each.live}
             for microbatch, path in enumerate(paths):
-                for peer in path or ():
-                    if peer in served:  # a replica may write any name there
-                        counted.setdefault(peer, []).append(microbatch)
+                for peer in filter(served.__contains__, path or ()):  # any name may stand there
+                    counted.setdefault(peer, []).append(microbatch)
             for peer, came in counted.items():
                 self._tasks.spawn(report_iteration(context, me, peer, iteration, came))
             done = [n for n, path in enumerate(paths) if path is not None]

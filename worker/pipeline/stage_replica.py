@@ -138,9 +138,8 @@ class StageReplica(InnerReplica):
         except Exception as error:  # whatever torch raises for what another peer has sent
             if found.kind is mail.JobKind.ENTER:  # this peer's own
                 raise
-            problem = f"{found.kind.name.lower()}: {error}"
-            if self._spoiled:
-                problem += "; this iteration's gradient is left out"
+            left_out = "; this iteration's gradient is left out" if self._spoiled else ""
+            problem = f"{found.kind.name.lower()}: {error}{left_out}"
             worked = mail.StageJobDone(found.number, problem=problem, failed=True)
         self._answer(worked)
         return True
@@ -185,17 +184,13 @@ class StageReplica(InnerReplica):
                 with torch.no_grad():
                     hidden = self._module(self._decode(work.values, work.shape))
                 return self._encode(hidden), work.shape
-            case (
-                mail.JobKind.LOSS
-            ):  # its gradient in what comes back to the origin, kept until then
+            case mail.JobKind.LOSS:  # its input is kept until it leaves
                 hidden = self._decode(work.values, work.shape).requires_grad_()
                 loss = self._module.loss(hidden, self._batches_here[work.microbatch])
                 (gradient,) = torch.autograd.grad(loss, [hidden])
                 self._returned[work.microbatch] = (work.values, work.shape)
                 return self._encode(gradient), work.shape
-            case (
-                mail.JobKind.BACKWARD
-            ):  # the gradient of the input; those of parameters are summed once
+            case mail.JobKind.BACKWARD:  # gives that of the input; the others are summed once
                 gradient = self._decode(work.gradient, work.shape)
                 hidden = self._decode(work.values, work.shape).requires_grad_()
                 output = self._module(hidden)

@@ -8,9 +8,6 @@ llama_config.py its sizes, and presets
 llama_bytes.py  the default task: that decoder on the bytes of a text
 huggingface.py  the task for a model of transformers, in full or by LoRA
 """
-# What it imports is what it gives.
-# mypy: implicit-reexport
-# ruff: noqa: F401
 
 from murmuration.worker.errors import TaskError, TextError
 from murmuration.worker.tasks.loading import (

@@ -6,9 +6,6 @@ each frame, then the hash of the whole, then that the values are finite. Nothing
 `tensors` knows torch; `payloads` and `messages` know the protos; this package knows both, and no
 other does.
 """
-# What it imports is what it gives.
-# mypy: implicit-reexport
-# ruff: noqa: F401
 
 from murmuration.worker.wire.messages import (
     Reduction,

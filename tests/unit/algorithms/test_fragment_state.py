@@ -167,8 +167,7 @@ def test_an_earlier_state_ends_the_round_and_forgets_what_was_sent(plan):
         state_at(6, values(4, 4, 4, 4)),
         history=tuple(CountedRound(round_, ((0, 4, ("a",)),)) for round_ in (3, 4, 5)),
     )
-    local = take_over(outer, later, local)
-    assert lacks(outer, local) == lacked
+    assert lacks(outer, take_over(outer, later, local)) == lacked
 
 
 @pytest.mark.parametrize(("given_up", "back"), [(3, 2), (2, 2), (1, 0), (0, 0)])

@@ -30,8 +30,7 @@ def mean(**changes: object) -> Scenario:
 @pytest.mark.parametrize("peers", [2, 5])
 def test_a_sync_takes_what_all_shards_take_on_the_link_and_two_delays(peers):
     found = simulate(mean(peers=peers))
-    payload_s = 2 * (peers - 1) / peers * 1.6
-    assert found.sync_median_s == pytest.approx(payload_s + 0.1, rel=1e-3)
+    assert found.sync_median_s == pytest.approx(2 * (peers - 1) / peers * 1.6 + 0.1, rel=1e-3)
     assert found.bytes_per_round == pytest.approx(2 * (peers - 1) / peers * 4e6, rel=1e-3)
     assert found.spread == 0
     assert (found.rounds, found.rounds_failed) == (5 * peers, 0)

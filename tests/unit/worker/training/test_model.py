@@ -73,8 +73,7 @@ def test_a_peer_whose_integers_were_taken_goes_on_from_its_own():
     assert models["first"][1].num_batches_tracked == (1 << 40) + 3
     assert models["second"][1].num_batches_tracked == 1 << 40
     for each in replicas.values():
-        anchor = each.fragment.named(each.state.anchor)
-        assert anchor["1.num_batches_tracked"] == 1 << 40
+        assert each.fragment.named(each.state.anchor)["1.num_batches_tracked"] == 1 << 40
         assert each.held(copied=False)["1.num_batches_tracked"].dtype is torch.int64
 
 

@@ -66,8 +66,7 @@ def test_checkpoints_take_three_percent_whatever_is_asked(monkeypatch, every_s, 
     least_s = max(every_s, sum(costs) / SHARE)
     assert len(case.steps) <= 3000 / least_s + 2
     assert len(case.steps) >= 3000 / (least_s + costs[0] + 1.0) - 1
-    stretched = sum(costs) / SHARE > max(3 * every_s, 5.0)
-    assert len(case.warnings()) == stretched
+    assert len(case.warnings()) == (sum(costs) / SHARE > max(3 * every_s, 5.0))
 
 
 @pytest.mark.parametrize(
