@@ -2,7 +2,7 @@
 
     python -m tests.lab frontier [--steps 600] [--workers 4] [--seeds 5]
         [--lr 0.004 0.008 0.016 0.032] [--outer LR,MOMENTUM ...] [--set SECTION.KEY=VALUE ...]
-        [--line 'NAME: PRESET[/MEAN] SECTION.KEY=VALUE ...' ...] [--against NAME ...]
+        [--line 'NAME: PRESET[/MEAN][@WORKERS,...] SECTION.KEY=VALUE ...' ...] [--against NAME ...]
         [--results runs/frontier.jsonl] [--picture PNG] [--check STEPS]
 
 A line is one worker alone, DDP or a plan. Each gets its own outer step, of those given, and its own
@@ -20,6 +20,9 @@ Runs are `tests.support.specification` with the gradients of all workers in one 
 A finished run is a line of the results file, and is not run again while its settings and code are
 the same. `--check` compares every line with one pass for each worker, and exits with 1 where they
 differ by more than rounding.
+
+`PRESET@8` has eight workers, `PRESET@8,4,8` four in the second third of the run. Such a line takes
+the rates of the swarm that it begins with.
 """
 
 import argparse
@@ -64,7 +67,6 @@ LINES = (
     "onebit, tau 0: onebit diloco.overlap_steps=0",
     "DDP: ddp",
     "fp32, H 28: diloco diloco.inner_steps=28",
-    "fp32, H 28, half Iso-C: diloco/half-iso diloco.inner_steps=28",
     "onebit: onebit",
     "streaming, H 100, tau 0: streaming diloco.inner_steps=100 diloco.overlap_steps=0 "
     "diloco.merge_alpha=0.0",
@@ -84,21 +86,28 @@ CODE = (  # that decides how a run ends
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the table. Args: mean: one of `MEANS`; settings: as `--set` takes them."""
+    """A line of the table. Args: mean: one of `MEANS`; settings: as `--set` takes them; swarm: how
+    many workers there are in each part of the run, where that is not the table's."""
 
     name: str
     preset: str
     mean: str
     settings: tuple[str, ...]
+    swarm: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, text: str) -> "Line":
         name, separator, plan = text.partition(":")
         plan, *settings = plan.split() or [""]
+        plan, _, counts = plan.partition("@")
         preset, _, mean = plan.partition("/")
+        swarm = tuple(int(count) for count in counts.split(",") if counts)
         if not separator or preset not in PRESETS or (mean and mean not in MEANS):
-            raise ValueError(f"{text!r} is no NAME: PRESET[/MEAN] SETTING ...")
-        return cls(name, preset, mean or "plain", tuple(settings))
+            raise ValueError(f"{text!r} is no NAME: PRESET[/MEAN][@WORKERS,...] SETTING ...")
+        line = cls(name, preset, mean or "plain", tuple(settings), swarm)
+        if len(swarm) > 1 and not line.has_outer_step:
+            raise ValueError(f"{text!r}: peers come and go between rounds, and it has none")
+        return line
 
     @property
     def has_outer_step(self) -> bool:
@@ -187,7 +196,8 @@ class Campaign:
             preset=line.preset,
             settings=(*self.settings, *tuning, *line.settings, *rates.settings),
             steps=self.steps,
-            workers=self.workers,
+            workers=max(line.swarm, default=self.workers),
+            swarm=line.swarm if len(line.swarm) > 1 else (),
             seed=seed,
             mean=line.mean,
             batched="yes",
@@ -205,6 +215,7 @@ class Campaign:
 
     def tune(self, line: Line) -> Rates:
         """The outer step with the least loss at the second inner rate, then the inner rate."""
+        line = replace(line, swarm=line.swarm[:1])
 
         def loss(rates: Rates) -> float:
             text = f"task.text={json.dumps(TUNING_TEXT)}"

@@ -39,6 +39,7 @@ class Training:
         steps: inner steps of each worker.
         device: where all of them train.
         mean: what is taken for the mean pseudo-gradient, one of `MEANS`.
+        swarm: how many of the workers there are in each of some equal parts of the run.
         batched: one pass has the gradients of all workers; `compiled` needs a C++ compiler."""
 
     preset: str
@@ -48,6 +49,7 @@ class Training:
     seed: int
     device: str = "cpu"
     mean: str = "plain"
+    swarm: tuple[int, ...] = ()
     batched: Literal["no", "yes", "compiled"] = "no"
 
     @property
@@ -116,7 +118,9 @@ def train(
     fragments = partition(schema_of(inner[0].model), plan.fragments, plan.pattern)
     named = dict(zip(peers, replicas, strict=True))
     run = _Run(plan, fragments, named, training.steps, run=0, early_starts=prefetch)
-    run.mean = MEANS[training.mean]
+    run.mean, run.swarm = MEANS[training.mean], training.swarm or (len(peers),)
+    if batch is not None:
+        batch.present = lambda: len(run.peers)
     return Trained(
         training=training,
         plan=config.plan,
@@ -140,7 +144,12 @@ class GradientBatch:
 
     Args:
         modules: on one device, without running statistics. Their parameters become parts of
-            stacked ones."""
+            stacked ones.
+
+    Attributes:
+        present: how many of them, the first ones, train at present."""
+
+    present: Callable[[], int]
 
     def __init__(self, task: Task, modules: Sequence[nn.Module], *, compiled: bool) -> None:
         named = [trained_parameters(module) for module in modules]
@@ -163,13 +172,15 @@ class GradientBatch:
     def gradients(self, step: int, place: int) -> dict[str, Tensor]:
         """At the step's batch, of one of the models."""
         if step != self._step:
-            batches = [next_batch(each.batches, "train") for each in self._inner]
+            count = self.present()
+            batches = [next_batch(each.batches, "train") for each in self._inner[:count]]
+            stacked = {name: each[:count] for name, each in self._stacked.items()}
             inputs, targets = (
                 torch.stack([getattr(batch, field) for batch in batches])
                 for field in ("inputs", "targets")
             )
             with sdpa_kernel(SDPBackend.MATH):  # others have no rule for vmap
-                losses = self._losses(self._stacked, inputs, targets)
+                losses = self._losses(stacked, inputs, targets)
             found = torch.autograd.grad(losses.sum(), list(self._stacked.values()))
             # AdamW's fused kernel takes a gradient to be laid out as its parameter is.
             self._step, self._gradients = step, [each.contiguous() for each in found]
@@ -229,47 +240,49 @@ class _BatchedReplica:
     def inner_step(self, step: int, gradients: Mapping[str, Tensor]) -> None:
         self.inner.inner_step(step, gradients)
 
+    def reset_moments(self) -> None:
+        self.inner.reset_moments()
 
-Mean = Callable[[Fragment, Tensor, Sequence[Tensor]], Tensor]
-"""A mean of (fragment, mean of contributions as all decode it, contributions before encoding)."""
+
+Mean = Callable[[Fragment, Sequence[Tensor]], Tensor]
+"""A mean of contributions as all decode them, before it is encoded."""
 
 
 class _Run(specification.ReferenceRun):
-    """A run that may take something else for the mean pseudo-gradient; on each peer the same."""
+    """A run that may take another mean than the plan's, and from which peers may leave."""
 
-    mean: Mean
+    mean: Mean | None
+    swarm: tuple[int, ...]
 
-    def exchange(self, index: int, own: Mapping[str, Tensor]) -> Tensor:
-        mean = super().exchange(index, own)
-        return self.mean(self.fragments[index], mean, list(own.values()))
+    def aggregate(self, index: int, arrived: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
+        if self.mean is None:
+            return super().aggregate(index, arrived, factors)
+        return self.mean(self.fragments[index], arrived)
+
+    def outer_rounds(self, step: int) -> None:
+        """Peers leave and join where nothing is in flight: the last ones. One that joins takes over
+        the first one's anchors and outer momenta, and begins without moments of its own."""
+        super().outer_rounds(step)
+        part = min(step * len(self.swarm) // self.steps, len(self.swarm) - 1)
+        before, now = len(self.peers), self.swarm[part]
+        if before == now or self.in_flight:
+            return
+        self.peers = sorted(self.replicas)[:now]
+        for peer in self.peers[before:]:
+            replica = self.replicas[peer]
+            assert isinstance(replica, InnerReplica | _BatchedReplica)
+            replica.reset_moments()
+            self.outer[peer] = [replace(state) for state in self.outer[self.peers[0]]]
+            for fragment, state in zip(self.fragments, self.outer[peer], strict=True):
+                self.write(peer, fragment, state.anchor)
 
 
-def plain(fragment: Fragment, mean: Tensor, own: Sequence[Tensor]) -> Tensor:
-    """The mean itself."""
-    return mean
-
-
-def half_iso(fragment: Fragment, mean: Tensor, own: Sequence[Tensor]) -> Tensor:
-    """Takes half of each matrix U S V' and half of mean(S) U V'. Ref: arXiv:2607.03011 (Iso-C)."""
-    return mean.lerp(iso(fragment, mean, own), 0.5)
-
-
-def iso(fragment: Fragment, mean: Tensor, own: Sequence[Tensor]) -> Tensor:
-    """Makes mean(S) U V' of a matrix U S V', and keeps vectors. Ref: arXiv:2607.03011 (Iso-C)."""
-    found = mean.clone()
-    for values in fragment.views(found).values():
-        if values.dim() == 2:
-            u, s, v = torch.linalg.svd(values, full_matrices=False)
-            values.copy_(s.mean() * (u @ v))
-    return found
-
-
-def radial(fragment: Fragment, mean: Tensor, own: Sequence[Tensor]) -> Tensor:
+def radial(fragment: Fragment, arrived: Sequence[Tensor]) -> Tensor:
     """Gives each tensor the mean norm, in the direction of the mean direction.
 
     Ref: arXiv:2604.21428 (Decoupled DiLoCo)."""
-    found = torch.empty_like(mean)
-    parts = [fragment.views(each) for each in own]
+    found = torch.empty_like(arrived[0])
+    parts = [fragment.views(each) for each in arrived]
     for name, values in fragment.views(found).items():
         norms = [torch.linalg.vector_norm(part[name]) for part in parts]
         pairs = zip(parts, norms, strict=True)
@@ -279,13 +292,12 @@ def radial(fragment: Fragment, mean: Tensor, own: Sequence[Tensor]) -> Tensor:
     return found
 
 
-def trimmed(fragment: Fragment, mean: Tensor, own: Sequence[Tensor]) -> Tensor:
-    """Leaves out the largest and the smallest fifth of each value, before any encoding."""
-    return trimmed_mean(own)
+def trimmed(fragment: Fragment, arrived: Sequence[Tensor]) -> Tensor:
+    """Leaves out the largest and the smallest fifth of each value."""
+    return trimmed_mean(arrived)
 
 
-_MEANS: tuple[Mean, ...] = plain, half_iso, iso, radial, trimmed
-MEANS = {each.__name__.replace("_", "-"): each for each in _MEANS}
+MEANS: Mapping[str, Mean | None] = {"plain": None, "radial": radial, "trimmed": trimmed}
 
 
 def sent_bytes(plan: Plan, fragments: Sequence[Fragment], steps: int, workers: int) -> float:

@@ -293,7 +293,7 @@ class ReferenceRun:
             ratios = norm_ratios([self.norms[peer, index] for peer in own])
             factors = norm_factors(ratios, NORM_LIMIT)
             self.keep_uncounted(index, own, factors)
-        mean, exact = aggregate(arrived, factors, over=plan.mean_over), self.fragments[index].exact
+        mean, exact = self.aggregate(index, arrived, factors), self.fragments[index].exact
         take_integers(mean, arrived[0], exact)
         if index in self.reduction_residuals:
             mean.add_(self.reduction_residuals[index])
@@ -301,6 +301,10 @@ class ReferenceRun:
         if plan.keeps_reduction_residual:
             self.reduction_residuals[index] = mean - decoded
         return decoded
+
+    def aggregate(self, index: int, arrived: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
+        """The mean before it is encoded. Args: arrived: contributions as all decode them."""
+        return aggregate(arrived, factors, over=self.plan.mean_over)
 
     def keep_uncounted(self, index: int, own: Mapping[str, Tensor], factors: list[float]) -> None:
         """Keeps what the norm limit leaves out of a mean, at replicas that keep the rest."""
