@@ -159,8 +159,6 @@ def main() -> None:
     parser.add_argument("--mbytes", type=int, default=64, help="fragment size, MB of fp32")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--codec", default="fp32")
-    parser.add_argument("--preset", default="diloco", choices=("diloco", "noloco"))
-    parser.add_argument("--pause-s", type=float, default=0.0, help="before each round")
     parser.add_argument("--link", type=parse_link, help="such as 200mbit,delay=50ms, of each peer")
     parser.add_argument("--peer", type=json.loads, help=argparse.SUPPRESS)
     given = vars(parser.parse_args())

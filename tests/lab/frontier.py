@@ -68,11 +68,8 @@ LINES = (
     "DDP: ddp",
     "fp32, H 28: diloco diloco.inner_steps=28",
     "onebit: onebit",
-    "streaming, H 100, tau 0: streaming diloco.inner_steps=100 diloco.overlap_steps=0 "
-    "diloco.merge_alpha=0.0",
     "streaming, H 100: streaming diloco.inner_steps=100",
     "fp32, H 28, radial: diloco/radial diloco.inner_steps=28",
-    'onebit, ternary back, H 36: onebit diloco.inner_steps=36 diloco.reduction_codec="ternary"',
 )
 _ROOT = Path(murmuration.algorithms.__path__[0]).parent
 CODE = (  # that decides how a run ends
@@ -103,10 +100,10 @@ class Line:
         preset, _, mean = plan.partition("/")
         swarm = tuple(int(count) for count in counts.split(",") if counts)
         if not separator or preset not in PRESETS or (mean and mean not in MEANS):
-            raise ValueError(f"{text!r} is no NAME: PRESET[/MEAN][@WORKERS,...] SETTING ...")
+            raise argparse.ArgumentTypeError(f"no NAME: PRESET[/MEAN][@WORKERS,...] ...: {text}")
         line = cls(name, preset, mean or "plain", tuple(settings), swarm)
         if len(swarm) > 1 and not line.has_outer_step:
-            raise ValueError(f"{text!r}: peers come and go between rounds, and it has none")
+            raise argparse.ArgumentTypeError(f"it has no rounds to come and go between: {text}")
         return line
 
     @property
@@ -383,8 +380,9 @@ def share(losses: Losses, line: Line) -> Interval | None:
 def table(best: dict[Line, Rates], losses: Losses, campaign: Campaign, against: list[str]) -> str:
     """Markdown."""
     cpu_s = sum(result.cpu_s for results in losses.values() for result in results)
+    params = next(iter(losses.values()))[0].params
     rows = [
-        f"{campaign.workers} workers, {campaign.steps} steps, {params_of(losses):,} parameters; "
+        f"{campaign.workers} workers, {campaign.steps} steps, {params:,} parameters; "
         f"{cpu_s:.0f} s of one core without the tuning\n",
         f"| line | inner lr | outer lr, momentum | of bf16 DDP | with the last mean | loss | "
         f"least, greatest | seeds | {' | '.join(f'beside {name}' for name in against)} | R |",
@@ -449,10 +447,6 @@ def draw(path: Path, losses: Losses) -> None:
     figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
-
-
-def params_of(losses: Losses) -> int:
-    return next(iter(losses.values()))[0].params
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from murmuration.algorithms.codecs import codec_by_name
 from murmuration.algorithms.fragments import Fragment, partition
 from murmuration.algorithms.plan import Plan
-from murmuration.algorithms.robust import trimmed_mean
 from murmuration.worker.config import Config, load_config
 from murmuration.worker.pipeline.part import Part, part_of
 from murmuration.worker.tasks import Batch, Cursor, Task, load_task, next_batch
@@ -90,13 +89,8 @@ class Trained:
         return sent_bytes(self.plan, self.fragments, training.steps, training.workers)
 
 
-def train(
-    training: Training, prefetch: specification.AnchorPrefetch = specification.at_once
-) -> Trained:
-    """Trains in this process, on one thread.
-
-    Args:
-        prefetch: with pairs, when each has the anchors of its next round's group."""
+def train(training: Training) -> Trained:
+    """Trains in this process, on one thread."""
     if training.device == "cpu":
         torch.set_num_threads(1)
     config = training.config
@@ -117,8 +111,9 @@ def train(
     replicas = inner if batch is None else batch.replicas(inner)
     fragments = partition(schema_of(inner[0].model), plan.fragments, plan.pattern)
     named = dict(zip(peers, replicas, strict=True))
-    run = _Run(plan, fragments, named, training.steps, run=0, early_starts=prefetch)
+    run = _Run(plan, fragments, named, training.steps)
     run.mean, run.swarm = MEANS[training.mean], training.swarm or (len(peers),)
+    run.inner = dict(zip(peers, inner, strict=True))
     if batch is not None:
         batch.present = lambda: len(run.peers)
     return Trained(
@@ -240,9 +235,6 @@ class _BatchedReplica:
     def inner_step(self, step: int, gradients: Mapping[str, Tensor]) -> None:
         self.inner.inner_step(step, gradients)
 
-    def reset_moments(self) -> None:
-        self.inner.reset_moments()
-
 
 Mean = Callable[[Fragment, Sequence[Tensor]], Tensor]
 """A mean of contributions as all decode them, before it is encoded."""
@@ -253,6 +245,7 @@ class _Run(specification.ReferenceRun):
 
     mean: Mean | None
     swarm: tuple[int, ...]
+    inner: Mapping[str, InnerReplica]
 
     def aggregate(self, index: int, arrived: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
         if self.mean is None:
@@ -269,9 +262,7 @@ class _Run(specification.ReferenceRun):
             return
         self.peers = sorted(self.replicas)[:now]
         for peer in self.peers[before:]:
-            replica = self.replicas[peer]
-            assert isinstance(replica, InnerReplica | _BatchedReplica)
-            replica.reset_moments()
+            self.inner[peer].reset_moments()
             self.outer[peer] = [replace(state) for state in self.outer[self.peers[0]]]
             for fragment, state in zip(self.fragments, self.outer[peer], strict=True):
                 self.write(peer, fragment, state.anchor)
@@ -292,12 +283,7 @@ def radial(fragment: Fragment, arrived: Sequence[Tensor]) -> Tensor:
     return found
 
 
-def trimmed(fragment: Fragment, arrived: Sequence[Tensor]) -> Tensor:
-    """Leaves out the largest and the smallest fifth of each value."""
-    return trimmed_mean(arrived)
-
-
-MEANS: Mapping[str, Mean | None] = {"plain": None, "radial": radial, "trimmed": trimmed}
+MEANS: Mapping[str, Mean | None] = {"plain": None, "radial": radial}
 
 
 def sent_bytes(plan: Plan, fragments: Sequence[Fragment], steps: int, workers: int) -> float:

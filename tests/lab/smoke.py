@@ -25,7 +25,7 @@ ARGUMENTS = {
     "exchange": "--mbytes 1 --rounds 2",
     "false-means": "--peers 4 --rounds 5 --seeds 1",
     "frontier": "--steps 12 --workers 2 --seeds 2 --lr 0.01 0.1 1 --outer 0.9,0.6 "
-    "--line 'alone: local' --line 'DDP: ddp' --line 'onebit: onebit diloco.inner_steps=6' "
+    "--line 'alone: local' --line 'DDP: ddp' --line 'onebit: onebit@2,1,2 diloco.inner_steps=6' "
     "--results {out}/results.jsonl --picture {out}/frontier.png",
     "goodput": "--minutes 1 --quiet-minutes 0.5 --inner-steps 10",
     "gpu": "--device cpu --results {out}/gpu.json",

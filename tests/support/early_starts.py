@@ -27,6 +27,3 @@ class AnchorPrefetch:
     def __call__(self, peer: str, fragment: int, round_: int, applied_at: int) -> int | None:
         """The step after which the peer took it; None if it did not."""
         return self._steps.get((peer, fragment, round_))
-
-    def __len__(self) -> int:
-        return len(self._steps)

@@ -19,12 +19,10 @@ from murmuration.worker.config import load_config
 DEPLOY = Path(__file__).parents[3] / "deploy"
 FOLDER = DEPLOY / "kubernetes"
 KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
-LABELS = {"app.kubernetes.io/name": "murmuration"}
 SKYPILOT: dict[str, Any] = yaml.safe_load((DEPLOY / "skypilot/murmuration.yaml").read_text())
 
 Resource = dict[str, Any]
 Start = Callable[..., "subprocess.Popen[str]"]
-Typed = Callable[..., dict[str, Any]]
 
 
 def resources() -> dict[str, Resource]:
