@@ -48,19 +48,15 @@ class Scores:
     """Simulates an iteration with the slots' routes; each choice of routes once. Args: slots: of
     each microbatch; budget: counts the effort."""
 
-    def __init__(
-        self, pipeline: Pipeline, slots: Sequence[int], budget: Budget, *, shared_uplinks: bool
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, slots: Sequence[int], budget: Budget) -> None:
         self._pipeline, self._slots, self._budget = pipeline, slots, budget
-        self._shared_uplinks = shared_uplinks
         self._known: dict[Routes, list[float]] = {}
 
     def finish_s(self, routes: Routes) -> list[float]:
         if routes not in self._known:
             each = [routes[slot] for slot in self._slots]
             self._budget.spent_s += _VISIT_EFFORT_S * sum(2 * len(r.peers) + 1 for r in each)
-            shared = self._shared_uplinks
-            self._known[routes] = finish_times(self._pipeline, each, shared_uplinks=shared)
+            self._known[routes] = finish_times(self._pipeline, each)
         return self._known[routes]
 
     def score(self, routes: Routes) -> tuple[float, float]:

@@ -69,7 +69,7 @@ class Planner:
         return hops_s + returns[peers[-1]][route.origin] + visits_s + loss_s
 
 
-EFFORT_S = 2.0
+EFFORT_S = 0.5  # of the train thread's time
 WIDTH = 3
 
 Limit = tuple[frozenset[int], int]
@@ -91,14 +91,13 @@ def search_routes(
     *,
     seed: int = 0,
     effort_s: float = EFFORT_S,
-    shared_uplinks: bool = False,
 ) -> list[Route]:
     """Searches routes for one iteration: one for each microbatch. Args: origins: of each
     microbatch; seed: of choices among equals and of trades; effort_s: where to stop, 0 gives an
-    answer too; shared_uplinks: as in `finish_times`."""
+    answer too."""
     budget, planner = Budget(effort_s), Planner(pipeline, rules)
     slots, slot_origins = slots_of(origins, pipeline)
-    scores = Scores(pipeline, slots, budget, shared_uplinks=shared_uplinks)
+    scores = Scores(pipeline, slots, budget)
     quota = routing.stage_quota(len(slot_origins), rules, seed)
     limits = routing.peer_limits(pipeline, quota)
     drawn = routing.even_stage_sets(len(slot_origins), rules, seed)

@@ -3,7 +3,8 @@
 Every peer computes one visit at a time. Backwards (and the loss) go first, in order of arrival, and
 always may run: they free memory. A forward starts when nothing else is ready and the peer holds
 fewer microbatches than its memory; else it is deferred, in order of arrival. A microbatch is held
-from the start of its forward to the end of its backward.
+from the start of its forward to the end of its backward. The messages of a peer leave one after
+another, by its own line.
 """
 
 from collections import deque
@@ -17,12 +18,9 @@ Started = Callable[[int, int, int, float, float], None]
 """(peer, microbatch, step, when it starts, when it ends)"""
 
 
-def finish_times(
-    pipeline: Pipeline, routes: Sequence[Route], *, shared_uplinks: bool = False
-) -> list[float]:
-    """The end of each microbatch's last backward (s); origins begin them in this order. With
-    `shared_uplinks` the messages of a peer leave one after another, by its own line."""
-    run = IterationRun(pipeline, routes, shared_uplinks)
+def finish_times(pipeline: Pipeline, routes: Sequence[Route]) -> list[float]:
+    """The end of each microbatch's last backward (s); origins begin them in this order."""
+    run = IterationRun(pipeline, routes)
     run.run()
     assert min(run.finish_s, default=0.0) >= 0, "the schedule deadlocks"
     return run.finish_s
@@ -33,12 +31,12 @@ class IterationRun:
     the loss, k backwards; `path` has the peer of each. `deferred` wait for memory, by peer;
     `finish_s` is when each microbatch has ended, -1 before."""
 
-    def __init__(self, pipeline: Pipeline, routes: Sequence[Route], shared_uplinks: bool) -> None:
-        self._shared, self._memory = shared_uplinks, pipeline.memory
+    def __init__(self, pipeline: Pipeline, routes: Sequence[Route]) -> None:
+        self._memory = pipeline.memory
         costs = self._costs = pipeline.costs
         times_s = [each.tolist() for each in (costs.forward_s, costs.loss_s, costs.backward_s)]
         forward_s, loss_s, backward_s = times_s
-        self._edges, self._visited = pipeline.edges, [len(route.peers) for route in routes]
+        self._visited = [len(route.peers) for route in routes]
         self.path = [(*route.peers, *route.peers[:1], *route.peers[::-1]) for route in routes]
         self._lasts_s = [  # of each step
             [
@@ -92,8 +90,8 @@ class IterationRun:
                     started(peer, microbatch, step, now_s, end_s)
 
     def _send(self, sender: int, receiver: int, now_s: float) -> float:
-        if not self._shared or sender == receiver:
-            return now_s + self._edges[sender][receiver]
+        if sender == receiver:
+            return now_s
         leaves_s = max(now_s, self._uplink_free_s[sender])
         free_s = leaves_s + float(self._costs.transfer_s[sender, receiver])
         self._uplink_free_s[sender] = free_s

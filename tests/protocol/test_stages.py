@@ -4,12 +4,14 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
 from murmuration.algorithms.plan import PRESETS
+from murmuration.algorithms.skippipe.search import search_routes
 from murmuration.worker.pipeline import planner
 from murmuration.worker.pipeline.part import part_of
 from murmuration.worker.tasks import Cursor, StageModule
@@ -139,7 +141,7 @@ async def test_uneven_shares_of_the_visits_count_as_what_they_are(microbatches, 
 @pytest.mark.parametrize(("routing", "drawn"), [("random", 0), ("skip", 2)])
 async def test_skips_visit_the_stages_equally_often(routing, drawn, monkeypatch):
     """But for what is left over while routes are drawn, until better ones are found."""
-    monkeypatch.setattr(planner, "SEARCH_S", 0.1)
+    monkeypatch.setattr(planner, "search_routes", partial(search_routes, effort_s=0.1))
     problem = StagedProblem(routing=routing, skip=0.25, steps=6, plain=True)
     async with StageSwarm(problem, 1) as swarm:
         await swarm.finished()

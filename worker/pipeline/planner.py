@@ -34,7 +34,6 @@ _USUAL_RATE = 2.5e6  # bytes/s
 _USUAL_BYTES = 100_000
 _USUAL_MEMORY = 3
 
-SEARCH_S = 0.5  # of the train thread's time, for one search of routes
 _LAG_S = 10.0  # for which calls may still name an earlier snapshot
 _MOST_BEFORE = 256  # snapshots in that time
 
@@ -196,8 +195,8 @@ class RoutePlanner:
         self, kind: int, snapshot: NetworkSnapshot, rules: Rules, origins: Sequence[int], seed: int
     ) -> None:
         try:
-            search = partial(search_routes, seed=seed, effort_s=SEARCH_S, shared_uplinks=True)
-            found = await self._context.offload(partial(search, snapshot.pipeline, rules, origins))
+            search = partial(search_routes, snapshot.pipeline, rules, origins, seed=seed)
+            found = await self._context.offload(search)
         except Exception as error:  # whatever it is, training goes on with the routes it has
             self._failed[kind] = snapshot.name
             text = f"no routes were searched: {type(error).__name__}: {error}"

@@ -31,7 +31,7 @@ def simulate(
     pipeline: Pipeline, routes: Sequence[Route]
 ) -> tuple[list[list[Span]], tuple[float, ...]]:
     """Runs one iteration: the spans of each peer, in order; when each microbatch ended (-1)."""
-    run = IterationRun(pipeline, routes, False)
+    run = IterationRun(pipeline, routes)
     spans: list[list[Span]] = [[] for _ in range(pipeline.peers)]
 
     def started(peer: int, microbatch: int, step: int, start_s: float, end_s: float) -> None:
@@ -85,10 +85,8 @@ def test_messages_of_a_shared_uplink_leave_one_after_another():
     costs = Costs(delay_s=0 * hops, transfer_s=hops, forward_s=tiny, backward_s=tiny, loss_s=tiny)
     pipeline = replace(pipeline, costs=costs)
     routes = [Route((0, 1)), Route((0, 2))]
-    alone = max(finish_times(pipeline, routes))
-    shared = max(finish_times(pipeline, routes, shared_uplinks=True))
-    assert alone == pytest.approx(4.0, abs=1e-3)
-    assert shared == pytest.approx(5.0, abs=1e-3)
+    assert max(finish_times(pipeline, routes[:1])) == pytest.approx(4.0, abs=1e-3)
+    assert max(finish_times(pipeline, routes)) == pytest.approx(5.0, abs=1e-3)
 
 
 def test_visits_in_another_order_may_wait_for_each_other_for_ever():

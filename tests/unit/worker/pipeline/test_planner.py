@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import TypeVar
 
@@ -21,7 +22,7 @@ CONFIG = StagesConfig(count=3, routing="skip", skip=0.0, microbatches=2)
 
 @pytest.fixture(autouse=True)
 def brief_searches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner, "SEARCH_S", 0.1)
+    monkeypatch.setattr(planner, "search_routes", partial(search_routes, effort_s=0.1))
 
 
 class Searches:
@@ -69,8 +70,8 @@ def on_plan(peer: Peer, iteration: int) -> bool:
     routes, snapshot = peer.planner.routes(iteration)[0], planner.snapshot_of(peer.members)
     assert snapshot is not None
     rules = planner.planned_rules(CONFIG, snapshot, iteration)
-    given = {"seed": peer.context.seed - 1, "effort_s": planner.SEARCH_S, "shared_uplinks": True}
-    found = search_routes(snapshot.pipeline, rules, [0, 1, 0, 1], **given)
+    seed = peer.context.seed - 1
+    found = planner.search_routes(snapshot.pipeline, rules, [0, 1, 0, 1], seed=seed)
     me = snapshot.peers.index(peer.context.me)
     expected = [r.peers[1:] for r in found if r.origin == me]
     return [tuple(snapshot.peers.index(hop.peer) for hop in route) for route in routes] == expected
