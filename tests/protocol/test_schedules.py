@@ -92,6 +92,8 @@ def test_a_straggler_is_late_and_takes_the_answer():
     for run in runs(late):
         assert not failures(run)
         assert not run.disagrees
+        for (_, key, _), (answer, *_) in run.record.answers.items():
+            assert key.round or len(answer.contributors) == len(run.peers) - 1
 
 
 def test_survivors_of_a_crash_finish():

@@ -121,7 +121,7 @@ class Peer(ABC):
         self.swarm.clock.after(delay_s, lambda: self.swarm.clock.act(self.number, act))
 
     def compute(self) -> None:
-        taken_s = self._chance.lognormvariate(*self._time)
+        taken_s = self._taken_s()
 
         def end() -> None:
             self.account.compute_s += taken_s
@@ -130,6 +130,9 @@ class Peer(ABC):
             self.begin()
 
         self.later(taken_s, end)
+
+    def _taken_s(self) -> float:
+        return self._chance.lognormvariate(*self._time)
 
     def waited(self) -> float:
         """Ends the time without computing; returns it, in seconds."""

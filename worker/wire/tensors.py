@@ -91,7 +91,8 @@ def check_values(codec: Codec, payload: memoryview, elements: int, *, exact: int
 
 
 def norms_of(codec: Codec, payload: memoryview, elements: int, size: int) -> list[float]:
-    """The norms of encoded values, of `size` each. Raises WireError: of no encoder's bytes."""
+    """The norms of encoded values, of `size` each. Raises WireError: the codec's
+    encoder writes no such bytes, or they are not finite, or too large."""
     norms, step = list[float](), max(1, BLOCK_ELEMENTS // size) * size
     for start in range(0, elements, step):
         values = _decode(codec, payload, start, min(elements, start + step))
@@ -118,7 +119,8 @@ def average(
     exact: int = 0,
 ) -> Tensor:
     """The mean of encoded values, in the order given, block by block; integers of the first. Args:
-    mean_of: of the decoded values of a block. Raises WireError: no encoder writes such bytes."""
+    mean_of: of the decoded values of a block. Raises WireError: the codec's encoder writes no
+    such bytes."""
     mean = torch.empty(elements, dtype=torch.float32, device="cpu")
     for start, stop in _blocks(elements - exact):
         mean[start:stop] = mean_of(_decode(codec, payload, start, stop) for payload in payloads)
@@ -167,7 +169,7 @@ def _limbs(codec: Codec, payload: memoryview, elements: int, exact: int) -> Tens
 
 
 def _decode(codec: Codec, payload: memoryview, start: int, stop: int) -> Tensor:
-    """Raises WireError: no encoder writes such bytes."""
+    """Raises WireError: the codec's encoder writes no such bytes."""
     raw = payload[codec.encoded_bytes(start) : codec.encoded_bytes(stop)]
     try:
         return codec.decode(bytes_tensor(raw), stop - start)
