@@ -3,25 +3,9 @@
 A group exchanges anchors, which go ahead while the peers compute, and contributions, when the round
 is due: of one fragment each, fp32, 1-D. `SharedMomentum` is ours, `ModifiedMomentum` the paper's.
 
-Stability is the exact recursion of the replicas' second moments. Take many replicas in random
-groups of n, and one coordinate of each: anchor phi and outer momentum delta, both counted from the
-mean over all replicas. A round of the paper's update does
+Stability is the exact recursion of the replicas' second moments, which docs/evidence/pairs.md has.
 
-    delta_i <- a*delta_i - drive*m - c*(phi_i - m);   phi_i <- phi_i + delta_i
-
-where m is the mean phi of its group, and `drive` is b times the share of the way to the optimum
-that local steps go: 0 where the loss is flat, b where they converge. Before the round the members
-of a group are independent, with P = E phi^2, X = E phi*delta and D = E delta^2 each. So
-E (phi_i - m)^2 = qP with q = (n-1)/n, E m^2 = P/n, m and phi_i - m are uncorrelated, and with
-r = qc + drive/n, s = q*c^2 + drive^2/n:
-
-    D' = a^2 D - 2ar X + s P;   X' = aX - rP + D';   P' = P + 2(aX - rP) + D'
-
-Its spectral radius is itself an eigenvalue, and it is 1 exactly where s(1 + a) = 2r(1 - a^2) + 2a
-r^2. The limits below are that equation, solved for c and for b. Without drive a swarm of N replicas
-follows it with q*N/(N - 1) for q, which allows more.
-
-Ref: arXiv:2506.10911 eq. 2. Its bound on our c is not safe (docs/evidence/pairs.md).
+Ref: arXiv:2506.10911 eq. 2. Its bound on our c is not safe.
 """
 
 import math

@@ -7,12 +7,6 @@ with H; it is simulated from rest, and the first periods are not counted.
 
 Ref: arXiv:2501.18512, whose own simulator goes layer by layer. Ours beyond it: latency, any tau up
 to H, and bits from n peers and two codecs.
-
-Presets that reach a target are proposed, each at its smallest H. A model's loss against
-data-parallel training grows with H first of all, so the smallest H comes first. Averaging gradients
-in every step (`ddp`) loses nothing. A plan of few bits counts as the plan of four bits that loses
-about as much, whose H is larger (`_H_OF_SIGN`, `_H_OF_TOPK`). One that overlaps a whole period
-(`co2`) comes behind all others, since that costs much loss (docs/evidence/streaming.md).
 """
 
 from collections import Counter

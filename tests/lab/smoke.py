@@ -35,9 +35,8 @@ ARGUMENTS = {
     "same-bits": "",
     "schedules": "pairs --schedules 5",
     "sites": "--presets onebit",
-    "sync-time": "--peers 2 --rounds 2",
 }
-_OF_NAMESPACES = ("bench", "goodput", "sync-time")
+_OF_NAMESPACES = ("bench", "goodput")
 
 
 def smoke(name: str) -> str:

@@ -306,10 +306,7 @@ class Splits:
     """Notices, where states part, reducers that give each peer other bytes. I/O thread only.
 
     Peers whose states were equal and differ one version later compare the reductions that led
-    there. A reducer that gave them different ones is named once: a peer may lie about what it was
-    given, and an honest reducer may have gone back and reduced again. It lies where two or more,
-    and most, each have another one. Where these have the same one, this peer alone was given
-    another: it lies in the third such round of eight."""
+    there. docs/adr/0035 says which reducer is named, and which lies."""
 
     def __init__(self, gossip: GossipService, node: "Node") -> None:
         self._gossip, self._node = gossip, node

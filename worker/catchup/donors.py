@@ -1,9 +1,5 @@
-"""Where states are taken from: a donor's is checked, confirmed by a second peer, and fetched.
-
-A state replaces a peer's own only where most of the contributors to its rounds hold it. Where no
-state has so many, the one of at least as many as are on any other way may do, if it is no further
-away than rounds usually lead (docs/adr/0035).
-"""
+"""Where states are taken from: a donor's is checked, confirmed by others (docs/adr/0035), and
+fetched."""
 
 import asyncio
 import math

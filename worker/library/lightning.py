@@ -14,15 +14,9 @@ from murmuration.worker.library.trainers import TrainersSwarm
 class LightningCallback(Callback):
     """Enters a `Swarm` when fitting begins, and leaves it when it ends or fails.
 
-    A run that is started here has as many steps as the trainer; with several optimizers, whose
-    steps only the module knows, it has no end unless `steps` says so. A trainer that joins under
-    way goes on in the run: its schedulers and `global_step` begin where the others are.
-
-    Lightning's checkpoints have what the swarm has agreed on, and `fit(..., ckpt_path=...)` goes on
-    with that. After `fit` the model holds the anchor, unless a callback puts averages there.
-
-    Args: swarm: the arguments of `Swarm`, but `model` and `optimizer`. The attribute of that name
-    is the `Swarm` while fitting goes on, and afterwards; None before."""
+    All is as with `SwarmCallback`, but that what the swarm has agreed on is in Lightning's own
+    checkpoints. With several optimizers, whose steps only the module knows, a run has no end unless
+    `steps` says so. A callback may put averages into the model after `fit`."""
 
     def __init__(self, **swarm: Any) -> None:
         self._arguments, self._entered = swarm, TrainersSwarm(swarm)

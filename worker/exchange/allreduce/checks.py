@@ -4,14 +4,8 @@ contributor                             each other contributor of a mean, and it
     | CheckRequest: some leaves -----------> |
     | <---------- each leaf, and its path to the root that was announced before |
 
-Which leaf it will be is drawn by each peer for itself, when the means are here. A leaf that does
-not lead to the root in the reduction's header leaves open whether its contributor or the reducer
-lies (`Doubts`). Where all do, and the mean is another one, the reducer has lied. A peer that has
-seen so tells the others which leaf to look at: they believe what they compute, and no word.
-
-Where encoding a mean leaves something out, its reducer shows of the same leaf what earlier ones had
-left, which went into the mean, and what this one has left. The first is what it had left in the
-round before. So the mean follows from the contributions, whatever the encoding.
+A leaf that does not lead to the root leaves open whether its contributor or the reducer lies
+(`Doubts`). Others are told which leaf to look at, and believe what they compute (docs/adr/0036).
 """
 
 import asyncio

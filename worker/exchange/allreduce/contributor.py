@@ -1,12 +1,10 @@
 """The contributing side of a mean round: every shard to its reducer, and every reduction back.
 
-A shard goes to the first usable peer in its rendezvous order that everybody reaches. A broken
-stream is resumed at the same peer. The next takes over if membership suspects that peer, if the
-link to it is cut, or if its answers are of no use. So it does if half of the round is back, and
-that peer's answer is overdue. Small shards for one peer go one by one: the first come back while
-others go. A large one waits for the window of its stream, so several go at once. The round succeeds
-when all shards are reduced. It fails as a whole at its deadline, or when most of the other reducers
-say that it cannot succeed.
+A shard goes to the first usable peer in its rendezvous order that everybody reaches; the next takes
+over where docs/architecture.md says so. Small shards for one peer go one by one: the first come
+back while others go. A large one waits for the window of its stream, so several go at once. The
+round fails as a whole at its deadline, or when most of the other reducers say that it cannot
+succeed.
 """
 
 import asyncio

@@ -5,11 +5,8 @@ A peer that holds the values of all its partners is prepared, and says so. The r
 it when all of them have said so too. A stream that breaks is opened again and goes on where it was;
 a peer for which the round has succeeded repeats what it sent.
 
-A peer that has said so no longer knows whether the others have applied the round. From then on a
-rumour that a partner is gone ends it only if it stands for as long as this peer is patient. A
-partner that is cut off and trusted is called for twice that long. Else it waits until no partner
-can prepare any more: nobody does so at its deadline or later, and a partner's deadline is later
-than this peer's by as much as it came later.
+A peer that has said so no longer knows whether the others have applied the round. How long it then
+waits for whom is in docs/adr/0010.
 
 What no protocol between two can settle remains: its partner may have heard the last word and have
 applied the round. Then the two are a little further apart, which later rounds make good.
