@@ -14,7 +14,7 @@ from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.identity.authority import Authority
 from murmuration.worker.identity.certificates import Role
 from murmuration.worker.identity.words import SignedWords
-from murmuration.worker.membership import Health, Member, Phase
+from murmuration.worker.membership import Health, Member, Phase, swim
 from murmuration.worker.transport import (
     CONTROL_METHODS,
     RELAY_METHODS,
@@ -223,6 +223,17 @@ async def test_in_pairs_nobody_skips_to_where_five_ghosts_are_said_to_be():
             assert peer.trainer.step < 200
         most = max(max(peer.versions) for peer in swarm.alive)
         await swarm.until(lambda: least_version(swarm) > most + 2, 240)
+
+
+async def test_members_that_gave_way_to_others_are_forgotten(monkeypatch):
+    monkeypatch.setattr(swim, "MAX_MEMBERS", 8)
+    async with Swarm(MEANS, "abc") as swarm:
+        gossip = swarm["a"].node.gossip
+        for n in range(40):
+            left = {"start_ms": 1, "health": pb.HEALTH_LEFT}
+            await tell(swarm, pb.Member(peer=f"ghost {n}", address="nowhere", **left))
+        assert len(gossip.others) == 7
+        assert gossip._logged.keys() <= {member.peer for member in gossip.others}
 
 
 @pytest.mark.parametrize(("address", "leaves"), [("nowhere", 0), ("c", 0), ("nowhere", 1)])

@@ -36,7 +36,7 @@ class Suspicions:
     def __init__(self, pause_s: float) -> None:
         self._pause_s = pause_s
         self.cases: dict[str, Case] = {}  # in the order in which they were accused
-        self._answered_at: dict[str, float] = {}
+        self.answered_at: dict[str, float] = {}
         self.words: dict[str, Counter[str]] = {}  # by peer, how often each accuser has said so
 
     def accuse(self, peer: str, life: tuple[int, int], accuser: str | None, now: float) -> Case:
@@ -53,11 +53,11 @@ class Suspicions:
             words[accuser] += 1
 
     def rests(self, peer: str, now: float) -> bool:
-        return now < self._answered_at.get(peer, _NEVER) + self._pause_s
+        return now < self.answered_at.get(peer, _NEVER) + self._pause_s
 
     def answered(self, peer: str, now: float) -> None:
         if self.cases.pop(peer, None) is not None:
-            self._answered_at[peer] = now
+            self.answered_at[peer] = now
 
     def end_due(self, now: float, least_s: float, most_s: float) -> list[str]:
         """Ends the cases whose time is up, after this peer's own probes have failed."""

@@ -167,6 +167,9 @@ class GossipService:
             self._node.spawn(self._ask_probe(probe) if probe.via else self._probe(probe))
         if not self.rules.view_changed():
             return False
+        for kept in (self._logged, self._revoked_at, self._lacked):
+            for gone in kept.keys() - {member.peer for member in self.others}:
+                kept.pop(gone)
         for member in self.others:
             health = member.health.name.lower()
             flips = health in ("alive", "left") and member.peer in self.me.idle  # told later
@@ -269,7 +272,8 @@ class GossipService:
             sender = answer.sender if itself and answer.run == self.run else None
             if sender is not None:
                 members, _ = self._read(answer)
-                if answer.lacks:  # a newcomer's, say, that only this peer can give
+                # A newcomer's certificate, say, that only this peer can give.
+                if answer.lacks and self._words is not None:
                     self._lacked[sender] = answer.lacks[:MOST_CERTIFICATES]
                 self._node.on_round_trip(sender, self._clock() - began)
                 self._hear(sender, (members, answer))

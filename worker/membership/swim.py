@@ -5,8 +5,7 @@ answer is evidence of life. A peer that does not answer is probed through others
 well it is suspected, and declared dead after `suspicion_s` unless it answers, or refutes by raising
 its incarnation. A suspicion is enough to route around a peer; only a death removes it from a group.
 
-What others say of a live peer's end changes nothing by itself: this peer probes it, tells it what
-is said, and believes its own probes (`evidence`). So nobody can end another by words.
+Nobody can end another by words: this peer tells it what is said, and probes it (`evidence`).
 
 Ref: SWIM (Das et al. 2002) and Lifeguard (arXiv:1707.00788). Differences: each peer probes all
 others within about `probe_s` where there are few; messages are acknowledged; own starvation shifts
@@ -262,7 +261,8 @@ class Membership:
         idle = (p for p in ended if p not in self._probing and p not in self._asking)
         if (peer := next(idle, None)) is None:
             return False
-        for of in (self._cases, self._suspicions.words, self._forgettable, self._proven):
+        told = self._suspicions
+        for of in (told.cases, told.words, told.answered_at, self._forgettable, self._proven):
             of.pop(peer, None)
         del self._members[peer]
         self._sorted, self._outline_changed = None, True
