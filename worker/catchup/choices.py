@@ -135,8 +135,9 @@ def step_of_the_others(
     mine: Sequence[Digest], members: Iterable[Member], partners: Container[str] = ()
 ) -> int | None:
     """The step to go on at, for a peer in pairs that has slept while the others did not: the
-    furthest of a peer, if most others are two rounds ahead in every fragment. None while a partner
-    of a round that it has come to is no further: they have a round to hold."""
+    furthest that two have come to, if most others are two rounds ahead in every fragment; of one
+    other, that one's. None while a partner of a round that it has come to is no further: they have
+    a round to hold."""
     others = [c for c in members if c.health is Health.ALIVE and c.phase is Phase.TRAINING]
     if any(
         theirs.version <= my.version
@@ -151,4 +152,5 @@ def step_of_the_others(
         if len(member.digests) == len(mine)
         and all(d.version >= my.version + 2 for d, my in zip(member.digests, mine, strict=True))
     ]
-    return max(member.step for member in ahead) if 2 * len(ahead) > len(others) else None
+    furthest = sorted(member.step for member in ahead)[-2:]
+    return furthest[0] if 2 * len(ahead) > len(others) else None
