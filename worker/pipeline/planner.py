@@ -78,8 +78,7 @@ def snapshot_of(members: Sequence[Member]) -> NetworkSnapshot | None:
     loss_s = _known([p.loss_s or math.nan for p in profiles], pipelines.LOSS_RATIO * usual_s)
     visits_s = {"forward_s": forward_s, "backward_s": backward_s, "loss_s": loss_s}
     costs = pipelines.Costs(delay_s=delay_s, transfer_s=transfer_s, **visits_s)
-    memories = [profile.memory for profile in profiles if profile.memory]
-    usual = statistics.median_low(memories) if memories else _USUAL_MEMORY
+    usual = _median([profile.memory for profile in profiles], _USUAL_MEMORY)
     replicas = (tuple(n for n, m in enumerate(members) if m.stage == stage) for stage in stages)
     memory = tuple(profile.memory or usual for profile in profiles)
     pipeline = pipelines.Pipeline(stages=tuple(replicas), memory=memory, costs=costs)
@@ -94,13 +93,19 @@ def _hops_of(
     latency_s = np.fmin(latency_s, latency_s.T)  # both ends measure; the shorter is the link's
     rates = [p.rate_bytes_per_s for p in profiles]
     rate = np.array([[each.get(peer) or math.nan for peer in peers] for each in rates])
-    message_bytes = max(profile.activation_bytes for profile in profiles) or _USUAL_BYTES
+    message_bytes = _median([profile.activation_bytes for profile in profiles], _USUAL_BYTES)
     for measured in (latency_s, rate):
         np.fill_diagonal(measured, math.nan)
     delay_s, transfer_s = _known(latency_s, 0.0), message_bytes / _known(rate, _USUAL_RATE)
     for times_s in (delay_s, transfer_s):
         np.fill_diagonal(times_s, 0.0)
     return delay_s, transfer_s
+
+
+def _median(told: Sequence[int], usual: int) -> int:
+    """The median of what is known: no one peer's word decides."""
+    known = [*filter(None, told)]
+    return statistics.median_low(known) if known else usual
 
 
 def _known(measured: pipelines.Floats | Sequence[float], usual: float) -> pipelines.Floats:

@@ -87,6 +87,15 @@ def test_the_snapshots_that_are_known_are_bounded():
     assert known == sorted(known)  # the oldest are forgotten
 
 
+def test_no_one_peers_word_is_how_long_a_microbatch_takes_on_its_way():
+    honest = Profile(activation_bytes=1000)
+    for claimed in (1, 10**12):
+        told = [honest, replace(honest, activation_bytes=claimed), honest]
+        snapshot = planner.snapshot_of(list(map(telling, members_of(0, 1, 2), told)))
+        assert snapshot is not None
+        assert snapshot.pipeline.costs.transfer_s.max() == pytest.approx(1000 / 2.5e6)
+
+
 async def test_routes_found_before_go_on_until_there_are_new_ones():
     peer = Peer(crossed(near="p2", far="p3"))
     peer.planner.routes(1)
