@@ -2,6 +2,7 @@
 live peers or from checkpoints; one that nobody serves is rebuilt from its neighbours."""
 
 import re
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,15 +148,15 @@ def assemble(run: Path, out: Path, settings: Iterable[str] = ()) -> tuple[Path, 
 
 
 def neighbour_weights(stage: int, members: Sequence[Member]) -> dict[int, float]:
-    """The stages to make this one from, and their weights: the norms of their last gradients, alike
-    where none is known. The last stage has but one neighbour.
+    """The stages to make this one from, and their weights: the norm of the last gradient, in the
+    median of a stage's replicas, alike where none is known. The last stage has but one neighbour.
 
     Ref: arXiv:2506.15461 (CheckFree): W_i = (n_{i-1} W_{i-1} + n_{i+1} W_{i+1}) / their sum."""
-    norms: dict[int, float] = {}
+    told: dict[int, list[float]] = {}
     for member in members:
         if member.live and abs(member.stage - stage) == 1:
-            norm = Profile.unpack(member.profile).gradient_norm
-            norms[member.stage] = max(norm, norms.get(member.stage, 0.0))
+            told.setdefault(member.stage, []).append(Profile.unpack(member.profile).gradient_norm)
+    norms = {n: statistics.median_low([*filter(None, each)] or [0.0]) for n, each in told.items()}
     return weights_of(norms, norms)
 
 

@@ -28,6 +28,7 @@ _CHANGE = 1.25
 _PUBLISH_S = 2.0
 _MOST_MEMORY = 1_000_000  # calls: more than an iteration has
 _MOST_RATE = 1.25e9  # bytes/s: what arrives at once says nothing more
+_LEAST, _MOST = 1e-9, 1e12  # of any figure: sums and ratios of such are finite; below, not known
 
 PROBE_BYTES = 48 * 1024  # 0.08 s on a line of 5 Mbit/s
 _GAP_S = 1.0  # between two probes
@@ -261,4 +262,4 @@ def _numbers(plain: object) -> dict[str, float]:
 def _number(value: object) -> float:
     if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
         raise ValueError(f"{value!r} is no measurement")
-    return float(value)
+    return float(min(value, _MOST)) if value >= _LEAST else 0.0

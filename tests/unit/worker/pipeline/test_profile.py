@@ -31,6 +31,15 @@ def test_a_profile_comes_back_as_it_was_and_nonsense_is_an_empty_one():
         assert Profile.unpack(raw) == Profile()
 
 
+def test_a_figure_that_cannot_be_is_capped():
+    """All of a profile are finite, and so are sums and ratios of theirs."""
+    told = {"gradient_norm": 1.7e308, "forward_s": 5e-324, "backward_s": 1e-300, "loss_s": 1e308}
+    lists = {"latency_s": {"b": 1e300}, "rate_bytes_per_s": {"b": 5e-324}}
+    profile = Profile.unpack(msgpack.packb({**told, **lists, "activation_bytes": 2**63}))
+    capped = {"latency_s": {"b": 1e12}, "rate_bytes_per_s": {"b": 0.0}, "activation_bytes": 10**12}
+    assert profile == Profile(**capped, gradient_norm=1e12, loss_s=1e12)
+
+
 def news_at(measurements: StageMeasurements, now_s: float) -> Profile:
     news = measurements.poll(now_s)
     assert news is not None
