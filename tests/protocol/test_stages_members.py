@@ -234,7 +234,6 @@ async def test_all_links_are_measured_when_they_are_there_and_a_newcomers_by_the
         assert swarm["1a"].node.stages.context.measurements.measured_at("2a")
         swarm.network.heal("1a", "1b")
         await swarm.until(lambda: all_links_are_told(swarm), 40.0)
-        await swarm.until(lambda: all(row["visits_per_s"] for row in swarm["0a"].members), 30.0)
         await swarm.join("2b", ["0a"])
         await swarm.until(lambda: len(told(swarm, "0a")) == 5 and all_links_are_told(swarm), 30.0)
 

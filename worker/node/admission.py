@@ -181,11 +181,11 @@ class Newcomer(AbstractContextManager["Newcomer"]):
 
     def stage_to_serve(self, address: str, stages: StagesConfig, identity: Identity | None) -> int:
         """Raises PeersUnreachable."""
-        from murmuration.worker.pipeline.rebalancing import members_at, slowest_stage
+        from murmuration.worker.pipeline.rebalancing import members_at, stage_in_need
 
         try:
             members = self._do(lambda: members_at(self._client, address), identity)
-            return slowest_stage(members, stages)
+            return stage_in_need(members, stages)
         except (TransportError, wire.WireError) as error:
             raise errors.PeersUnreachable(
                 f"{address} does not say who serves which stage: {error}; choose one with --stage"

@@ -60,13 +60,6 @@ class Profile:
         packed: bytes = msgpack.packb(asdict(self))
         return packed
 
-    @property
-    def visits_per_s(self) -> float:
-        """The visits that the peer could do on its stage; 0 where it has not measured that."""
-        if not (self.forward_s and self.backward_s):
-            return 0.0
-        return 1 / (self.forward_s + self.backward_s + self.loss_s)
-
     @classmethod
     @lru_cache(maxsize=256)  # all profiles are read often, and few change
     def unpack(cls, raw: bytes) -> "Profile":

@@ -4,11 +4,10 @@ Every peer decides by itself, from the same members, so that one of them moves a
 gossip takes time, it has to be the one to move for a while before it does.
 
 Ref: Petals, arXiv:2209.01188: a joining server takes the blocks with the least throughput, and
-moves when that gains enough; ours: a stage is never left without a replica.
+moves when that gains enough. Ours: replicas are counted, as speeds are but claimed.
 """
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -17,39 +16,34 @@ from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.documents import STATUS_BYTES
 from murmuration.worker import wire
 from murmuration.worker.membership import Health, Member, Phase
-from murmuration.worker.pipeline.profile import Profile
 from murmuration.worker.pipeline.stages_config import StagesConfig
 from murmuration.worker.training.mailbox import StageMove
 from murmuration.worker.transport import Method, Transport, TransportError
 
-_MOVE_GAIN = 1.2  # by which factor the slowest stage's throughput must rise
+_MOVE_GAIN = 1.2  # by which factor the fewest replicas of a stage must rise
 _ASK_S = 5.0
 _MOST_ASKED = 3
 
 _PATIENCE_S = 2.0  # with a stage that has no replica, and with the peer that is to move there
 _END_S = 20.0  # without stage 0: time for one of its replicas to start again
-_EVEN_S = 20.0  # that a stage is slower: newcomers go there by themselves
+_EVEN_S = 20.0  # that a stage has fewer: newcomers go there by themselves
 _TURN_S = 20.0  # for a peer that has left to move, before another is chosen
 _LOOK_S = 2.0  # between two choices of movers: large swarms have news all the time
 
 
-def slowest_stage(members: Sequence[object], stages: StagesConfig) -> int:
-    """The stage with the least throughput for its share of the routes, of the members of a status
-    document; the first of equals. One that has not measured its speed counts as the median."""
-    serving: list[list[float]] = [[] for _ in range(stages.count)]
+def stage_in_need(members: Sequence[object], stages: StagesConfig) -> int:
+    """The stage with the fewest replicas for its share of the routes, of the members of a status
+    document; the first of equals."""
+    serving = [0] * stages.count
     for member in members:
-        if not isinstance(member, Mapping) or member.get("health") not in ("alive", "suspect"):
-            continue
-        stage, speed = member.get("stage"), member.get("visits_per_s")
-        if isinstance(stage, int) and 0 <= stage < stages.count:
-            serving[stage].append(speed if isinstance(speed, int | float) and speed > 0 else 0.0)
-    known = [speed for each in serving for speed in each if speed]
-    usual = statistics.median(known) if known else 1.0
-    totals = [sum(speed or usual for speed in each) for each in serving]
+        if isinstance(member, Mapping) and member.get("health") in ("alive", "suspect"):
+            stage = member.get("stage")
+            if isinstance(stage, int) and 0 <= stage < stages.count:
+                serving[stage] += 1
     # Stage 0 is in all routes, the others are in their share of them.
     share = (stages.rules(1).visited - 1) / max(1, stages.count - 1)
-    throughput = [totals[0], *(total / share for total in totals[1:])]
-    return throughput.index(min(throughput))
+    replicas = [serving[0], *(count / share for count in serving[1:])]
+    return replicas.index(min(replicas))
 
 
 async def members_at(transport: Transport, address: str) -> Sequence[object]:
@@ -118,28 +112,16 @@ def movers_to(orphaned: Sequence[int], training: Iterable[Member]) -> dict[int, 
     return movers
 
 
-def mover_to_slowest(training: Iterable[Member], stages: int) -> tuple[str, int] | None:
-    """(peer, stage): the last peer by name that makes the slowest stage but 0 faster enough."""
-    able = sorted((m for m in training if m.stage > 0), key=lambda m: m.peer)
-    if not able:
+def mover_to_fewest(training: Iterable[Member], stages: int) -> tuple[str, int] | None:
+    """(peer, stage): the last by name of the stages but 0 with the most replicas, and the one with
+    the fewest, if that gains enough. Two at least stay behind."""
+    stage_of = {member.peer: member.stage for member in training if member.stage > 0}
+    replicas = Counter(stage_of.values())
+    fewest, there = min((replicas[stage], stage) for stage in range(1, stages))
+    most = max(replicas.values(), default=0)
+    if most < fewest + 2 or fewest + 1 < _MOVE_GAIN * fewest:
         return None
-    speeds = [Profile.unpack(member.profile).visits_per_s for member in able]
-    if not all(speeds):
-        speeds = [1.0] * len(able)
-    serving = [
-        {n: speeds[n] for n, member in enumerate(able) if member.stage == stage}
-        for stage in range(1, stages)
-    ]
-    totals = [sum(replicas.values()) for replicas in serving]
-    there = totals.index(min(totals))
-    for n in reversed(range(len(able))):
-        here, after = able[n].stage - 1, list(totals)
-        after[here] -= speeds[n]
-        after[there] += speeds[n]
-        gains = min(after) >= _MOVE_GAIN * min(totals)
-        if here != there and len(serving[here]) > 1 and gains:
-            return able[n].peer, 1 + there
-    return None
+    return max(peer for peer, at in stage_of.items() if replicas[at] == most), there
 
 
 Turn = tuple[str, float]  # a peer that is to move, since when
@@ -152,16 +134,15 @@ class Rebalancer:
         self._me, self._stages = me, stages
         self._turns: dict[int, Turn] = {}
         self._even: Turn | None = None
-        # Chosen then from these members: who moves to each stage that wants a replica, or else to a
-        # slower stage.
+        # Chosen then from these members: who moves to each stage that wants a replica.
         self._chosen_at, self._wanting = -math.inf, list[int]()
         self._seen: object = None
         self._movers: Mapping[int, str] = {}
-        self._slower: tuple[str, int] | None = None
+        self._fewer: tuple[str, int] | None = None
 
     def tick(self, members: Sequence[Member], now: float) -> StageMove | None:
         """The move of this peer; None to stay. A stage is orphaned when all its replicas are gone
-        before they have ended their run. Stage 0 is not rebuilt, nor left for speed."""
+        before they have ended their run. Stage 0 is not rebuilt, nor left for another."""
         live, served = [member for member in members if member.live], served_stages(members)
         orphaned = [stage for stage in range(1, self._stages) if stage not in served]
         training = [member for member in live if member.phase is Phase.TRAINING]
@@ -173,13 +154,13 @@ class Rebalancer:
             if stage in orphaned and mover not in here and now - since <= _TURN_S
         }
         wanting = [stage for stage in orphaned if stage not in turns]
-        seen = [(member.peer, member.start_ms, member.stage, member.profile) for member in training]
+        seen = [(member.peer, member.start_ms, member.stage) for member in training]
         # Chosen again only where something has changed, and not all the time.
         news = seen != self._seen and now - self._chosen_at >= _LOOK_S
         if wanting != self._wanting or news:
             self._chosen_at, self._seen, self._wanting = now, seen, wanting
             self._movers = movers_to(wanting, training)
-            self._slower = None if wanting else mover_to_slowest(training, self._stages)
+            self._fewer = None if wanting else mover_to_fewest(training, self._stages)
         for stage, mover in self._movers.items():
             turn = self._turns.get(stage)
             if turn is not None and turn[0] == mover:
@@ -191,10 +172,10 @@ class Rebalancer:
             if mover == self._me and now - since >= _PATIENCE_S:
                 return StageMove(stage, orphaned=True)
         stable = len(training) == len(live) and all(m.health is Health.ALIVE for m in live)
-        if self._slower is None or orphaned or not stable:
+        if self._fewer is None or orphaned or not stable:
             self._even = None
             return None
-        mover, stage = self._slower
+        mover, stage = self._fewer
         if self._even is None or self._even[0] != mover:
             self._even = mover, now
         if mover == self._me and now - self._even[1] >= _EVEN_S:

@@ -13,7 +13,6 @@ from murmuration.protos.events import float_of, int_of, text_of
 from murmuration.worker import wire
 from murmuration.worker.config import Config
 from murmuration.worker.membership import Member
-from murmuration.worker.pipeline.profile import Profile
 from murmuration.worker.transport import Method, Traffic, Transport, TransportError
 from murmuration.worker.views import ANSWER_S, ASKED_AT_ONCE
 from murmuration.worker.views.summary import relays_of
@@ -216,14 +215,10 @@ def status_document(
 def _member(
     member: Member, names: Mapping[str, str], rtt_s: float | None, traffic: Traffic, *, staged: bool
 ) -> dict[str, object]:
-    stage: dict[str, object] = {}
-    if staged:
-        visits_per_s = Profile.unpack(member.profile).visits_per_s
-        stage = {"stage": member.stage, "visits_per_s": round(visits_per_s, 3) or None}
     relays = relays_of(member.address, names)
     return {
         "peer": member.peer,
-        **stage,
+        **({"stage": member.stage} if staged else {}),
         "address": member.address,
         "health": member.health.name.lower(),
         "phase": member.phase.name.lower(),
