@@ -1,16 +1,24 @@
 """Stages whose last replica is gone: told once, rebuilt where a peer can be spared, and the end
-where nobody begins microbatches any more. And stages whose replicas live and take none."""
+where nobody begins microbatches any more. And stages whose replicas live and take none, or of
+which one lies, or is silent, where the stage is fetched."""
 
+import asyncio
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
 
+from murmuration.algorithms.plan import PRESETS
 from murmuration.worker.errors import PeersUnreachable
 from murmuration.worker.membership import Health, Phase
 from murmuration.worker.membership.swim import MembershipConfig
+from murmuration.worker.pipeline.part import fetch_stages
 from murmuration.worker.training.mailbox import JobKind, StageMove
+from murmuration.worker.transport import Method, Stream
 from tests.protocol.stage_swarm import StagedProblem, StageSwarm, three_stages
+from tests.support.liar import lie
 
 DETECTION_S = MembershipConfig().detection_s(6)
 TOLD_S = DETECTION_S + 5.0
@@ -145,3 +153,39 @@ async def test_an_origin_without_routes_drops_microbatches(monkeypatch):
         assert swarm.total("dropped") == 4
         assert not any(told.counted for told in swarm["0a"].replica.iterations)
         assert not any(job is JobKind.LOSS for job, _, _ in swarm["0a"].replica.jobs)
+
+
+async def silent(_: Stream) -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("does", ["has another", "is ahead", "says the others'", "is silent"])
+async def test_what_most_replicas_hold_is_fetched_in_a_few_seconds(does, ends):
+    meets = replace(PRESETS["diloco"], inner_steps=2)
+    async with StageSwarm(problem_of(6 if ends else 10_000, plan=meets), 3, at=4) as swarm:
+        if ends:
+            await swarm.finished()
+        node, said = swarm["1a"].node, swarm["1a"].node.gossip.me.digests
+        if does == "is silent":
+            node.server.streams[Method.FETCH] = silent
+        else:
+            lie(node, 50 if does == "is ahead" else 0)
+        if does == "says the others'":
+            node.gossip.update(digests=said)
+        await swarm.sleep(1.0)
+        states = {1: swarm["1b"].trainer.states, 2: swarm["2b"].trainer.states}
+        sizes = {
+            stage: {i: (each.anchor.numel(), each.momentum.numel()) for i, each in enumerate(held)}
+            for stage, held in states.items()
+        }
+        began = swarm.loop.time()
+        found = await fetch_stages(swarm["0a"].node.stages.context, sizes, 30.0)
+        assert swarm.loop.time() - began < 6.0
+        assert found.keys() == {1, 2}
+        for anchor, state in zip(found[1], states[1], strict=True):
+            assert not torch.all(anchor == 3.0)
+            assert torch.equal(anchor, state.anchor) or not ends
+        if ends:
+            told = swarm["0a"].warned("1a gives another state of stage 1 than it announces")
+            assert told == (does == "says the others'")

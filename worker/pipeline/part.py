@@ -1,21 +1,25 @@
 """The part of the model that a process holds: all of it, or one stage. Stages are assembled from
 live peers or from checkpoints; one that nobody serves is rebuilt from its neighbours."""
 
+import asyncio
 import re
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from murmuration.algorithms.fragment_state import FragmentState
 from murmuration.algorithms.fragments import Fragment, TensorSpec
-from murmuration.worker.catchup.donors import fetch_states
+from murmuration.worker.catchup.donors import confirms, fetch_states, headers_at
 from murmuration.worker.config import Config, fragments_of
 from murmuration.worker.errors import CheckpointError, ConfigError
 from murmuration.worker.manifest import Manifest
-from murmuration.worker.membership import Member, Phase
+from murmuration.worker.membership import Digest, Member, Phase
 from murmuration.worker.pipeline.context import StageContext
 from murmuration.worker.pipeline.profile import Profile
 from murmuration.worker.pipeline.stage_replica import StageReplica
@@ -29,9 +33,14 @@ from murmuration.worker.training.model import schema_of
 from murmuration.worker.training.optimizers import KSEED
 from murmuration.worker.training.replica import InnerReplica
 from murmuration.worker.transport import TransportError
-from murmuration.worker.wire import WireError
+from murmuration.worker.wire import Incoming, WireError
 
 Anchors = Mapping[int, Sequence[Tensor]]  # of stages, by fragment
+Sizes = Mapping[int, tuple[int, int]]  # by fragment, the number of values of anchor and momentum
+
+# How long a donor may send nothing, and a byte may take (s): at first, and where none is faster.
+_PACES = (3.0, 1e-6), (40.0, 1e-5)
+_ASKING_S, _ASK_AGAIN_S = 2.0, 0.25  # replicas that may be about to hold a state
 
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 
@@ -104,21 +113,81 @@ def save_whole(folder: Path, step: int, manifest: Manifest, whole: Mapping[str, 
 
 
 async def fetch_stages(
-    context: StageContext, expected: Mapping[int, Mapping[int, tuple[int, int]]]
+    context: StageContext, expected: Mapping[int, Sizes], limit_s: float, *, alike: bool = True
 ) -> dict[int, list[Tensor]]:
-    """The anchors of stages from their replicas, by stage; of those that answer. `expected`: by
-    stage and fragment, the number of values of anchor and momentum."""
-    fetched, transport, run = dict[int, list[Tensor]](), context.transport, context.run
-    for stage, sizes in expected.items():
-        replicas = [m for m in context.members() if m.stage == stage and m.live]
-        for member in sorted(replicas, key=lambda m: (m.phase is not Phase.DONE, -m.step, m.peer)):
+    """The anchors of stages from their replicas, by stage; of those that come within `limit_s`.
+    Args: alike: replicas of a stage hold one state; else any of them may do."""
+    found: dict[int, list[Tensor]] = {}
+    with suppress(TimeoutError):
+        async with asyncio.timeout(limit_s), asyncio.TaskGroup() as group:
+            for stage, sizes in expected.items():
+                group.create_task(_fetch_stage(context, stage, sizes, found, alike=alike))
+    return found
+
+
+async def _fetch_stage(
+    context: StageContext, stage: int, sizes: Sizes, found: dict[int, list[Tensor]], *, alike: bool
+) -> None:
+    """Finds a state that most replicas hold, or have held; else that which the most do. Those are
+    asked first whose announced state the most have (docs/adr/0035)."""
+    live = [member for member in context.members() if member.stage == stage and member.live]
+    replicas = [member for member in live if len(member.digests) == len(sizes)]
+    same = Counter(member.digests for member in replicas)
+    replicas.sort(key=lambda m: (-same[m.digests], m.phase is not Phase.DONE, -m.step, m.peer))
+    votes, most = alike or max(same.values(), default=0) > 1, 0
+    donors, begun = replicas, dict[int, Incoming]()
+    for pace in _PACES:
+        slow: list[Member] = []
+        for donor in donors:
+            given = (context.transport, donor, context.run, sizes, context.offload, pace, begun)
             try:
-                _, states = await fetch_states(transport, member, run, sizes, context.offload)
-            except (TransportError, TimeoutError, WireError):
+                _, states = await fetch_states(*given)
+            except TimeoutError:
+                slow.append(donor)
                 continue
-            fetched[stage] = [states[index].anchor for index in sorted(states)]
+            except (TransportError, WireError):
+                continue
+            newest = context.member(donor.peer) or donor
+            if all(_is_another(states, each.digests) for each in (donor, newest)):
+                text = f"{donor.peer} gives another state of stage {stage} than it announces"
+                context.event("warning", text=f"{text}: it is not taken")
+                continue
+            answering = [member for member in replicas if member not in (donor, *slow)]
+            enough = 1 + len(replicas) // 2 if votes else 1
+            holders = await _holders(context, answering, states, enough)
+            if holders > most:
+                most, found[stage] = holders, [states[index].anchor for index in sorted(states)]
+            if holders >= enough:
+                return
+        if stage in found:
+            return
+        donors = slow
+
+
+def _is_another(states: Mapping[int, FragmentState], digests: Iterable[Digest]) -> bool:
+    """Tells whether the states are not the announced ones, nor can follow them."""
+    both = zip((states[index] for index in sorted(states)), digests, strict=False)
+    return any(state.version <= said.version and state.hash != said.hash for state, said in both)
+
+
+async def _holders(
+    context: StageContext, open_: list[Member], states: Mapping[int, FragmentState], enough: int
+) -> int:
+    """How many replicas hold the donor's states, or have held them, until enough are known to."""
+    asked = [(index, state.version) for index, state in states.items()]
+    holders, until = 1, context.clock() + _ASKING_S
+    while open_ and holders < enough:
+        told = await asyncio.gather(
+            *(headers_at(context.transport, m, context.run, asked) for m in open_)
+        )
+        had = [dict(zip(asked, (h.hash for h in each), strict=False)) for each in told]
+        answers = [confirms(each, states) for each in had]
+        holders += answers.count(True)
+        open_ = [m for m, answer in zip(open_, answers, strict=True) if answer is None]
+        if context.clock() >= until:
             break
-    return fetched
+        await asyncio.sleep(_ASK_AGAIN_S)
+    return holders
 
 
 def assemble(run: Path, out: Path, settings: Iterable[str] = ()) -> tuple[Path, Mapping[int, int]]:

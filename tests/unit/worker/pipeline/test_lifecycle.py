@@ -31,7 +31,7 @@ def one_thread(members: tuple[Member, ...], stage: int = 1) -> Any:
     context = SimpleNamespace(stage=stage, me="me", **known)
     results = SimpleNamespace(has=given.__contains__)
     node = SimpleNamespace(stages=SimpleNamespace(context=context), results=results)
-    thread = {"ask": lambda question: question(), "do": lambda work, _: asyncio.run(work())}
+    thread = {"ask": lambda question: question(), "do": lambda work: asyncio.run(work())}
     return SimpleNamespace(given=given, node=node, **thread)
 
 
@@ -48,7 +48,7 @@ def fetcher(there: list[int]) -> Callable[..., Coroutine[None, None, dict[int, l
         for stage in there
     }
 
-    async def fetch_stages(*_: object) -> dict[int, list[Tensor]]:
+    async def fetch_stages(*_: object, **__: object) -> dict[int, list[Tensor]]:
         return {n: [torch.full((each.elements,), n + 1.0) for each in cut[n]] for n in cut}
 
     return fetch_stages
