@@ -3,9 +3,8 @@
 A group exchanges anchors, which go ahead while the peers compute, and contributions, when the round
 is due: of one fragment each, fp32, 1-D. `SharedMomentum` is ours, `ModifiedMomentum` the paper's.
 
-Stability is the exact recursion of the replicas' second moments, which docs/evidence/pairs.md has.
-
-Ref: arXiv:2506.10911 eq. 2. Its bound on our c is not safe.
+Ref: arXiv:2506.10911 eq. 2. Its bound on our c is not safe: the limits below are of the exact
+recursion of the replicas' second moments (docs/evidence/pairs.md).
 """
 
 import math

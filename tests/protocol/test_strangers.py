@@ -229,9 +229,8 @@ async def test_members_that_gave_way_to_others_are_forgotten(monkeypatch):
     monkeypatch.setattr(swim, "MAX_MEMBERS", 8)
     async with Swarm(MEANS, "abc") as swarm:
         gossip = swarm["a"].node.gossip
-        for n in range(40):
-            left = {"start_ms": 1, "health": pb.HEALTH_LEFT}
-            await tell(swarm, pb.Member(peer=f"ghost {n}", address="nowhere", **left))
+        left = {"address": "nowhere", "start_ms": 1, "health": pb.HEALTH_LEFT}
+        await tell(swarm, *(pb.Member(peer=f"ghost {n}", **left) for n in range(40)))
         assert len(gossip.others) == 7
         assert gossip._logged.keys() <= {member.peer for member in gossip.others}
 

@@ -305,8 +305,7 @@ def have_started(others: Iterable[Member]) -> list[Member]:
 class Splits:
     """Notices, where states part, reducers that give each peer other bytes. I/O thread only.
 
-    Peers whose states were equal and differ one version later compare the reductions that led
-    there. docs/adr/0035 says which reducer is named, and which lies."""
+    Peers with equal states that differ a version later compare what led there (docs/adr/0035)."""
 
     def __init__(self, gossip: GossipService, node: "Node") -> None:
         self._gossip, self._node = gossip, node

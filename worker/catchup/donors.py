@@ -1,5 +1,4 @@
-"""Where states are taken from: a donor's is checked, confirmed by others (docs/adr/0035), and
-fetched."""
+"""Where states are taken from: a donor's is confirmed by others (docs/adr/0035), and fetched."""
 
 import asyncio
 import math

@@ -86,9 +86,9 @@ def made_from(there: list[int], monkeypatch: pytest.MonkeyPatch, plan: str = "di
 
 
 def test_neighbours_count_by_the_norms_of_their_gradients():
+    """One of three replicas alone moves nothing, whatever it says."""
     members = [member(0, 9.0), member(1, 1.0), member(3, 3.0), member(2, 7.0), member(4, 5.0)]
     assert neighbour_weights(2, members) == pytest.approx({1: 0.25, 3: 0.75})
-    # One of three replicas alone moves nothing, whatever it says.
     for norm in (1.7e308, 1e-300, 0.0, -1.0, float("nan")):
         said = [*members, member(1, 1.0), member(1, norm)]
         assert neighbour_weights(2, said) == pytest.approx({1: 0.25, 3: 0.75})
