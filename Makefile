@@ -70,8 +70,8 @@ proto: $(READY)  ## regenerate the gRPC code
 bench: $(READY)  ## all presets, PyTorch's DDP, torchft and hivemind on 2 to 1000 Mbit/s: the README's tables
 	$(LAB) bench $(ARGS)
 
-parity: $(READY)  ## four real workers against the one-process reference, on the default model
-	$(LAB) parity $(ARGS)
+parity: $(READY)  ## real workers against the one-process reference, bit for bit
+	$(BIN)/pytest tests/integration/test_parity.py $(ARGS)
 
 same-bits: $(READY)  ## what small fixed runs end with, hashed: compare two commits
 	$(LAB) same-bits

@@ -33,7 +33,6 @@ def test_workers_equal_the_reference(tmp_path, workers, preset, extra):
         swarm.start_all()
         results = swarm.wait()
         told = [event for name in swarm.names for event in swarm.workers[name].of("round")]
-        early_starts = AnchorPrefetch({name: swarm.workers[name].events for name in swarm.names})
     assert {r["rounds_failed"] for r in results.values()} == {0}
     pairs = preset == "streaming-noloco"
     assert {e["contributors"] for e in told} == ({2, 4} if pairs else {workers})
@@ -41,7 +40,7 @@ def test_workers_equal_the_reference(tmp_path, workers, preset, extra):
     assert len(set(hashes.values())) == 1
     config = load_config(None, settings[1::2], preset)
     assert len({e["fragment"] for e in told}) == (1 if preset == "kseed" else 3)
-    known = {"early_starts": early_starts} if pairs else {}
+    known = {"early_starts": AnchorPrefetch.of_run(tmp_path)} if pairs else {}
     assert hashes == reference_hashes(config, swarm.names, **known)
 
 

@@ -31,7 +31,6 @@ ARGUMENTS = {
     "gpu": "--device cpu --results {out}/gpu.json",
     "hostile": "--seconds 1 --only garbage",
     "memory": "--layers 1 --preset diloco",
-    "parity": "--steps 40",
     "same-bits": "",
     "schedules": "pairs --schedules 5",
     "sites": "--presets onebit",
