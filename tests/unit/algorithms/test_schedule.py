@@ -69,18 +69,6 @@ def test_every_round_is_applied_once_in_order_and_tau_steps_later(schedule):
         assert rounds == list(range(schedule.rounds(fragment)))
 
 
-@pytest.mark.parametrize(
-    ("steps", "sent"),
-    [(10, [4, 8, 10]), (8, [4, 8])],
-    ids=["the closing round takes the steps left over", "no round more"],
-)
-def test_how_a_run_ends(steps, sent):
-    schedule = plan(steps=steps)
-    assert send_steps(schedule, 0) == sent
-    assert schedule.rounds(0) == len(sent)
-    assert schedule.sends(steps) == (Due(0, len(sent) - 1),)
-
-
 def test_two_fragments_with_overlap_by_hand():
     schedule = plan(fragments=2, overlap_steps=1, steps=10)
     sent = [schedule.sends(step) for step in range(1, 11)]
