@@ -14,7 +14,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from typing import TypeVar
@@ -35,7 +34,6 @@ from murmuration.worker.training.mailbox import (
     Begin,
     IOThread,
     Mailbox,
-    PrefetchedAnchor,
     Published,
     RoundDone,
     Started,
@@ -46,8 +44,8 @@ from murmuration.worker.wire import state_hash
 from tests.support.workers import free_addresses
 
 Message = TypeVar("Message", bound=ToTrain)
-Round = tuple[int, float, float]
-"""Payload bytes sent, seconds, and seconds before it until anchors were there."""
+Round = tuple[int, float]
+"""Payload bytes sent, and seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,18 +55,16 @@ class Exchanged:
     addresses: list[str]
     mbytes: float
     rounds: int
-    preset: str = "diloco"
     codec: str = "fp32"
-    pause_s: float = 0.0
     proxies: list[str] = field(default_factory=list)
 
 
 def peer(index: int, options: Exchanged) -> None:
-    """One peer's process: rounds as fast as they go, or with a pause before each."""
+    """One peer's process: rounds as fast as they go."""
     addresses = options.addresses
     torch.set_num_threads(1)
     elements = int(options.mbytes * 1_000_000) // 4
-    plan = replace(PRESETS[options.preset], codec=options.codec, reduction_codec=options.codec)
+    plan = replace(PRESETS["diloco"], codec=options.codec, reduction_codec=options.codec)
     config = Config(run=RunConfig(steps=options.rounds * plan.inner_steps), plan=plan)
     mailbox, proxies = Mailbox(), [*options.proxies, *[None] * len(addresses)]
     transport = GrpcTransport(addresses[index], proxies[index])
@@ -89,27 +85,19 @@ def peer(index: int, options: Exchanged) -> None:
     io.start()
     empty = torch.empty(0)
     values = torch.randn(elements, generator=torch.Generator().manual_seed(index))
-    start = torch.randn(elements, generator=torch.Generator().manual_seed(len(addresses)))
-    anchor = start if plan.exchange == "pairs" else empty  # all begin with the same
-    state = FragmentState(0, 0, (), anchor, empty, state_hash(anchor, empty, ()))
+    state = FragmentState(0, 0, (), empty, empty, state_hash(empty, empty, ()))
     mailbox.post(Published(Phase.READY, 0, 0, (state,)))
     group = _await(mailbox, Started).group
-    state = replace(state, group=group, hash=state_hash(anchor, empty, group))
+    state = replace(state, group=group, hash=state_hash(empty, empty, group))
     rounds: list[Round] = []
     for number in range(options.rounds):
-        ended = time.perf_counter()
         mailbox.post(Published(Phase.TRAINING, number, number, (state,)))
-        if plan.exchange == "pairs" and number > 0:  # workers compute when these have come
-            while _await(mailbox, PrefetchedAnchor).round != number:
-                pass
-        ahead_s = time.perf_counter() - ended
-        time.sleep(options.pause_s)  # the inner steps between two rounds
         before, started = io.node.context.counts.payload_sent_bytes, time.perf_counter()
-        mailbox.post(Begin(0, number, state.group, values, anchor))
+        mailbox.post(Begin(0, number, state.group, values, empty))
         done = _await(mailbox, RoundDone)
         took_s = time.perf_counter() - started
         sent = io.node.context.counts.payload_sent_bytes - before
-        rounds.append((sent, took_s, ahead_s))
+        rounds.append((sent, took_s))
         state = replace(state, version=number + 1, group=done.next_group or state.group)
     mailbox.post(Published(Phase.DONE, options.rounds, options.rounds, (state,)))
     print(json.dumps(rounds), flush=True)
@@ -127,20 +115,18 @@ def _await(mailbox: Mailbox, kind: type[Message]) -> Message:
             raise SystemExit(f"exchange: {error}")
 
 
-def run(options: Exchanged, prefixes: Sequence[Sequence[str]] = ()) -> list[list[Round]]:
-    """The rounds of each peer but the first, which opens the connections.
-
-    Args: prefixes: of a network namespace, before each peer's command."""
+def run(options: Exchanged) -> list[list[Round]]:
+    """The rounds of each peer but the first, which opens the connections."""
     own = [sys.executable, "-m", "tests.lab.exchange", "--peer"]
     peers = [
         subprocess.Popen(
-            [*prefix, *own, json.dumps([index, asdict(options)])],
+            [*own, json.dumps([index, asdict(options)])],
             env={**os.environ, "PYTHONPATH": "."},
             stdin=subprocess.PIPE,  # held open: a peer stays until it is told to go
             stdout=subprocess.PIPE,
             text=True,
         )
-        for index, prefix in enumerate(prefixes or [()] * len(options.addresses))
+        for index in range(len(options.addresses))
     ]
     try:
         reports = [json.loads((each.stdout and each.stdout.readline()) or "[]") for each in peers]
@@ -175,9 +161,9 @@ def main() -> None:
         reports = run(options)
     share = 2 * (peers - 1) / peers
     for name, rounds in enumerate(reports):
-        took_s = statistics.median(took_s for _, took_s, _ in rounds)
-        sent = statistics.median(sent for sent, _, _ in rounds)
-        found = [sent / took_s / 1e6 for sent, took_s, _ in rounds]
+        took_s = statistics.median(took_s for _, took_s in rounds)
+        sent = statistics.median(sent for sent, _ in rounds)
+        found = [sent / took_s / 1e6 for sent, took_s in rounds]
         used = f", {8 * statistics.median(found) / link.rate_mbps:.3f} of the link" if link else ""
         print(
             f"  p{name}: {statistics.median(found):.0f} MB/s sent (and as much received), "
