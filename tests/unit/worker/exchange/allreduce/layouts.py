@@ -104,7 +104,7 @@ class FakeStream:
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
-        self.cancelled = self.done_sending = False
+        self.cancelled = False
         self._come: deque[bytes | Unreachable | None] = deque()
         self._waits: asyncio.Future[None] | None = None
 
@@ -120,8 +120,7 @@ class FakeStream:
     async def send(self, message: bytes) -> None:
         self.sent.append(message)
 
-    async def done(self) -> None:
-        self.done_sending = True
+    async def done(self) -> None: ...
 
     async def receive(self) -> bytes | None:
         while not self._come:
