@@ -66,8 +66,8 @@ class ForkedPopen(subprocess.Popen[Any]):
         read_in, _, _, write_out, _, write_err = pipes
         ends = (read_in, write_out, write_err)
         fds = [os.dup(own if end == -1 else end) for own, end in enumerate(ends)]
+        self._connection = _connected()  # first, as it tells the environment where the server is
         request |= {"cwd": cwd or os.getcwd(), "environment": dict(environment or os.environ)}
-        self._connection = _connected()
         socket.send_fds(self._connection, [json.dumps(request).encode()], fds)
         for fd in fds:
             os.close(fd)
