@@ -250,7 +250,8 @@ class Newcomer(AbstractContextManager["Newcomer"]):
         return answers
 
     async def _glance(self, address: str, looks: bool, timeout_s: float) -> FirstAnswer | None:
-        request, times = pb.JoinRequest().SerializeToString(), self._turned_away.pop(address, 0)
+        request = pb.JoinRequest().SerializeToString()
+        times = self._turned_away.pop(address, 0)
         try:
             raw = await self._client.call(address, Method.JOIN, request, timeout_s)
             reply = wire.parse(pb.JoinReply, raw)

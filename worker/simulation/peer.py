@@ -86,14 +86,17 @@ class Peer(ABC):
         self.account, self._rng = account, np.random.default_rng((scenario.seed, number))
         self.local = torch.zeros(VALUES, dtype=torch.float32, device="cpu")
         self.anchor = self.local.clone()
-        self.momentum, self.done = self.anchor.new_zeros(VALUES), False
+        self.momentum = self.anchor.new_zeros(VALUES)
+        self.done = False
         self._steps = scenario.inner_steps
         mean_s = self._steps * scenario.step_s
         mean_s *= scenario.slow_factor if number in swarm.slow else 1.0
         # A sum of steps varies less than each of them.
         self._time = lognormal(mean_s, scenario.step_spread / self._steps**0.5)
-        self._chance, self._began_at = Random(f"steps {scenario.seed} {number}"), 0.0
-        self._own, self._tasks, self._serving = context_of(number), Tasks(), 0
+        self._chance = Random(f"steps {scenario.seed} {number}")
+        self._began_at = 0.0
+        self._own, self._tasks = context_of(number), Tasks()
+        self._serving = 0
         account.unfinished += 1
 
     @abstractmethod
