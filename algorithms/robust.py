@@ -34,6 +34,8 @@ _MOST_DOUBLED = 16  # times
 _ENOUGH = 3  # others that a peer disagrees with
 _LASTING = 3  # checks, or rounds
 _LATELY = 8  # rounds, or checks
+_COMPARED = 65_536  # values of a shard by whose directions contributions are compared
+_AGAINST = -0.15  # a cosine: the liar of 16 has -0.26, an honest peer 0.2 and more
 
 
 def norm(values: Tensor) -> float:
@@ -200,6 +202,41 @@ class Doubts:
         rounds = {each for each in earlier if each > round_ - _LATELY} | {round_}
         self._strange[reducer, fragment] = rounds
         return len(rounds) >= _LASTING
+
+
+def products_of(contributions: Sequence[Tensor]) -> Tensor:
+    """The inner products of each two, of their first values: (peers, peers), in float64."""
+    some = torch.stack([each[:_COMPARED] for each in contributions]).double()
+    return some @ some.T
+
+
+class Directions:
+    """The peers that point against the sum of the others' contributions in eight rounds in a row,
+    while most others point along with the rest. Such a peer has other data or labels, or turns
+    what it has learned. One round's vectors do not tell which, so all that is done is to tell."""
+
+    def __init__(self) -> None:
+        self._rounds: Counter[tuple[int, str]] = Counter()
+        self._told: set[str] = set()
+
+    def saw(self, fragment: int, peers: Sequence[str], products: Tensor) -> list[tuple[str, float]]:
+        """Returns (peer, cosine) of those that are to be told of now. Args: products: of
+        `products_of`."""
+        own, rows = products.diagonal(), products.sum(dim=1)
+        found = []
+        for index, peer in enumerate(peers):
+            others = rows.sum() - 2 * rows[index] + own[index]
+            cosine = float((rows[index] - own[index]) / (own[index] * others).sqrt())
+            along = rows - products[index] - own > 0
+            along[index] = False
+            if not (cosine < _AGAINST and 2 * int(along.sum()) > len(peers)):
+                self._rounds.pop((fragment, peer), None)
+                continue
+            self._rounds[fragment, peer] += 1
+            if self._rounds[fragment, peer] >= _LATELY and peer not in self._told:
+                self._told.add(peer)
+                found.append((peer, cosine))
+        return found
 
 
 def aggregate(

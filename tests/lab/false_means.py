@@ -25,28 +25,15 @@ from murmuration.worker.cli.plan_report import run_workload
 from murmuration.worker.config import load_config
 from murmuration.worker.exchange.allreduce.checks import Checks
 from tests.protocol.problem import Problem
-from tests.protocol.swarm import Held, Peer, Swarm
-from tests.protocol.train_side import TrainSide
+from tests.protocol.swarm import NearSwarm, Peer
 from tests.protocol.virtual_time import run
 from tests.support.false_means import attacks
 
 LIAR = "d"
-APART = 0.3  # of each peer's point from the common one, in units of that one's distance
 MOST_ROUNDS = 200
 LAYERS = 4
 COSTS = ("diloco", "streaming", "onebit", "sparse")
 INNER_STEPS = 3
-
-
-class NearSwarm(Swarm):
-    """A swarm whose peers learn nearly the same, as on samples of one distribution."""
-
-    def part(self, problem: Problem, name: str, train: TrainSide) -> Held:
-        held = super().part(problem, name, train)
-        common = torch.Generator().manual_seed(problem.seed)
-        for target in held.replica._targets.values():
-            target.mul_(APART).add_(torch.randn(target.shape, generator=common))
-        return held
 
 
 def main() -> int:

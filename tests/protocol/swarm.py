@@ -32,6 +32,8 @@ from tests.protocol.train_side import TrainSide
 from tests.support.early_starts import AnchorPrefetch
 from tests.support.memory_transport import MemoryNetwork, MemoryTransport, Tap
 
+_APART = 0.3  # of each peer's point from the common one, in units of that one's distance
+
 T = TypeVar("T")
 
 SETTLE_S = 30.0
@@ -455,3 +457,14 @@ class Punctual(LagMonitor):
 
 def _pairs(some: Iterable[str], others: Iterable[str]) -> list[tuple[str, str]]:
     return [(a, b) for a in some for b in others]
+
+
+class NearSwarm(Swarm):
+    """A swarm whose peers learn nearly the same, as on samples of one distribution."""
+
+    def part(self, problem: Problem, name: str, train: TrainSide) -> Held:
+        held = super().part(problem, name, train)
+        common = torch.Generator().manual_seed(problem.seed)
+        for target in held.replica._targets.values():
+            target.mul_(_APART).add_(torch.randn(target.shape, generator=common))
+        return held

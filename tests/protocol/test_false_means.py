@@ -26,7 +26,7 @@ from murmuration.worker.exchange.allreduce.mean import reduce
 from murmuration.worker.exchange.round_context import Context, RoundConfig
 from murmuration.worker.exchange.view import ShardKey
 from tests.protocol.problem import Problem
-from tests.protocol.swarm import Peer, Swarm
+from tests.protocol.swarm import NearSwarm, Peer, Swarm
 from tests.support.false_means import (
     LIES,
     closing_falsely,
@@ -83,6 +83,16 @@ async def test_gradients_that_are_far_too_large_are_left_out_from_the_third_step
     for peer in peers:
         assert torch.dist(peer.trainer.states[0].anchor, expected) < expected.norm() / 4
         assert peer.warned("d is in quarantine")
+
+
+async def test_who_turns_what_it_learned_is_told_of_by_all_though_it_counts():
+    async with NearSwarm(LONG, "abcd") as swarm:
+        with contributing("d", -1.2, 1.2):
+            honest = [swarm[name] for name in "abc"]
+            await swarm.until(lambda: all(p.versions >= (12,) for p in honest), 12)
+        told = [text.split()[0] for peer in honest for text in peer.warnings]
+        assert told == ["d"] * 3
+        assert honest[0].of_kind("round")[-1]["contributors"] == 4
 
 
 @pytest.mark.parametrize("lie", ["turned", "zero", "1 % more"])
@@ -298,6 +308,21 @@ async def test_a_false_hint_costs_a_look_and_invented_ones_nothing():
         assert {*itertools.chain(*reducer.checks._hints.values())} == {"c", "d"}
         await swarm.until(lambda: swarm["a"].versions >= (6,), 10)
         assert [named(swarm[name]) for name in "abcd"] == [[]] * 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda due, _: replace(due, joiners=() if due.key.round % 4 == due.key.shard else ("g",)),
+        lambda due, _: replace(due, joiners=("e", "f", "g", "h", "i")),
+        lambda due, _: replace(due, joiners=("e", "e")),
+        lambda due, _: replace(due, last="e"),
+        lambda due, _: replace(due, roots=due.roots[1:]),
+    ],
+    ids=["joiners elsewhere", "too many joiners", "one twice", "who came last", "roots"],
+)
+async def test_what_no_reducer_says_of_its_mean_names_it_at_once(change):
+    await named_by_all(closing_falsely("d", change), 2)
 
 
 async def test_a_liar_that_names_ghosts_slows_nobody():

@@ -158,6 +158,7 @@ class Context:
     counts: Counts = field(default_factory=Counts)
     quarantine: robust.Quarantine = field(default_factory=robust.Quarantine)
     usual: robust.UsualNorms = field(default_factory=robust.UsualNorms)
+    directions: robust.Directions = field(default_factory=robust.Directions)
     rng: Random = field(default_factory=SystemRandom)  # draws what is checked: nobody else may know
     most_visits: int = 1  # of a stage by one iteration's microbatches
     exact: Sequence[int] = ()  # limbs of integers, of each fragment
@@ -202,6 +203,15 @@ class Context:
             self.log(new_event("warning", text=text))
             self.on_caught()
         return news
+
+    def points_against(self, peer: str, cosine: float) -> None:
+        """Warns of a peer that has pointed against the others for long."""
+        text = (
+            f"{peer} has pointed against the others in the last rounds (cosine {cosine:.2f}): its "
+            "data or labels are other than theirs, or it turns what it has learned; what it "
+            "contributes counts as before"
+        )
+        self.log(new_event("warning", text=text))
 
     def known_alike(self, peers: Sequence[str]) -> bool:
         """Tells whether a warning has named all of these as peers that contribute the same."""

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from murmuration.algorithms.robust import (
+    Directions,
     Quarantine,
     UsualNorms,
     aggregate,
@@ -15,6 +16,7 @@ from murmuration.algorithms.robust import (
     norm,
     norm_factors,
     norm_ratios,
+    products_of,
     taken_out,
     trimmed_mean,
 )
@@ -23,9 +25,9 @@ NORMS = st.lists(st.floats(0, 2.0**100, width=32), min_size=1, max_size=9)  # of
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-def contributions(count: int, seed: int) -> list[torch.Tensor]:
+def contributions(count: int, seed: int, size: int = 17) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(17, generator=generator) for _ in range(count)]
+    return [torch.randn(size, generator=generator) for _ in range(count)]
 
 
 @given(NORMS, st.floats(1, 10))
@@ -130,3 +132,26 @@ def test_a_partner_counts_as_far_as_usual_contributions():
     assert usual.factor(0, 12.0, 3.0, None) == 0.5  # the upper one in the middle
     usual.saw(0, [1e-9] * 16, 1e-9)
     assert usual.factor(0, 3.0, 3.0, None) == 0.25  # a part of its own largest
+
+
+@pytest.mark.parametrize("count", [3, 4, 8, 16])
+def test_a_peer_that_points_against_those_that_agree_is_told_of_once_after_eight_rounds(count):
+    peers, common = tuple("abcdefghijklmnop"[:count]), torch.ones(1000)
+    directions, told = Directions(), []
+    for round_ in range(20):
+        values = torch.stack([common + each for each in contributions(count, round_, 1000)])
+        values[1] *= -1.5
+        told += [(round_, *each) for each in directions.saw(0, peers, products_of([*values]))]
+    ((round_, peer, cosine),) = told
+    assert (round_, peer) == (7, "b")
+    assert -1 < cosine < -0.5
+
+
+@pytest.mark.parametrize("common", [0.0, 1.0])
+def test_nobody_points_against_the_others_where_all_or_none_agree(common):
+    """Near the optimum of unequal data all contributions sum to nothing."""
+    directions = Directions()
+    for round_ in range(40):
+        values = torch.stack(contributions(4, round_, 1000))
+        values += common - values.mean(dim=0)
+        assert directions.saw(0, tuple("abcd"), products_of([*values])) == []

@@ -106,6 +106,18 @@ class FalseMean(wire.WireError):
     """No mean of the contributions that it names is so large; its reducer has sent it itself."""
 
 
+class FalseHeader(wire.WireError):
+    """Its reducer says of its own mean what none says that lays out the round alike."""
+
+
+def _read(message: pb.ReductionHeader) -> wire.ReductionHeader:
+    """Raises FalseHeader: nobody passes on what cannot be read."""
+    try:
+        return wire.reduction_from_message(message)
+    except wire.WireError as error:
+        raise FalseHeader(str(error)) from None
+
+
 class Contributor:
     """This peer's own rounds, at most one per fragment. io thread only. Args: reducer: this peer's
     own; method: that the others' serve."""
@@ -260,6 +272,9 @@ class Contributor:
             part.spoilt += 1
             if isinstance(error, FalseMean):
                 self._doubt(peer, round_, str(error))
+            elif isinstance(error, FalseHeader):
+                part.spoilt = _MOST_SPOILT  # it says so again
+                self._context.caught(peer, str(error))
         match answer:
             case wire.Reduction(header=header):
                 round_.mean[slice(*part.shard.bounds)] = mean
@@ -340,7 +355,7 @@ class Contributor:
                             context.counts.reductions_received.add(size, stands_for, codec)
                             arrival.came(size)
                         case "header" if header is None:
-                            header = wire.reduction_from_message(answer.header)
+                            header = _read(answer.header)
                             arrival.begins(peer)
                             self._expect(round_, part, header)
                         case "resume" if header is None and (
@@ -417,8 +432,9 @@ class Contributor:
         named_here = key.shard == joiners_shard(key.round, len(round_.parts))
         most = most_joiners(round_.begin.group) if named_here else 0
         admitted = (self._reducer.shards.admits(p, round_.begin.group) for p in header.contributors)
+        own = header.reducer == part.target
         if len({*header.contributors}) < count or not all(admitted):
-            false = FalseMean if header.reducer == part.target else wire.WireError
+            false = FalseMean if own else wire.WireError
             raise false(f"{key} has contributors that are not of its group")
         leaves_some = part.commitment and self._context.plan.keeps_reduction_residual
         roots, factors = (*header.roots, *header.lefts), header.factors
@@ -435,7 +451,7 @@ class Contributor:
             ("weights of contributions", len(header.weights) not in (0, count)),
         ):
             if wrong:
-                raise wire.WireError(f"{key}: {what}")
+                raise (FalseHeader if own else wire.WireError)(f"{key}: {what}")
         for weight in header.weights:
             self._context.weight(weight)
         if part.incoming is None:

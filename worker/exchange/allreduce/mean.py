@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from murmuration.algorithms.codecs import codec_by_name
-from murmuration.algorithms.robust import aggregate
+from murmuration.algorithms.robust import aggregate, products_of
 from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce.closing import DueMean
 from murmuration.worker.exchange.round_context import Context
@@ -25,12 +25,16 @@ async def reduce(
     Args: before: what earlier means have left out, to be added; known: the commitment to it."""
     codec, shard = context.reduction_codec, due.shard
     elements, leaves = shard.stop - shard.start, context.leaves(shard)
+    products: Tensor | None = None  # of contributions
 
     def work() -> "tuple[wire.Payload, Tensor | None, list[wire.Commitment]]":
         over, aggregation = context.plan.mean_over, context.config.aggregation
         given = [each.raw for each in due.inputs]
 
         def mean_of(values: "Iterable[Tensor]") -> "Tensor":
+            nonlocal products
+            if context.plan.compares_norms and products is None and not context.ends_run:
+                products = products_of(values := [*values])  # of the first block
             return aggregate(values, due.factors, due.weights, over=over, aggregation=aggregation)
 
         mean = wire.average(context.codec, given, elements, mean_of, exact=shard.exact)
@@ -47,6 +51,9 @@ async def reduce(
         return context.compression.payload(codec, raw), left_out, lefts
 
     payload, left_out, lefts = await context.worked(len(due.inputs) * elements, work)
+    if products is not None:
+        for found in context.directions.saw(due.key.fragment, due.contributors, products):
+            context.points_against(*found)
     header = wire.ReductionHeader(
         contributors=due.contributors,
         joiners=due.joiners,
