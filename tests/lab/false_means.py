@@ -83,9 +83,9 @@ def names_of(peers: int) -> str:
 def rounds_at_naming(peer: Peer) -> int | None:
     """How many rounds had been when this peer named the liar. Raises AssertionError: another."""
     texts = [str(event["text"]) for event in peer.of_kind("warning")]
-    lies = [text for text in texts if "gave a false mean" in text]
-    assert all(text.startswith(f"{LIAR} gave") for text in lies), lies
-    found = [re.search(r"of round (\d+) ", text) for text in lies]
+    lies = [text for text in texts if "gave a false mean" in text or "pointed against" in text]
+    assert all(text.startswith(f"{LIAR} ") for text in lies), lies
+    found = [re.search(r"round (\d+) ", text) for text in lies]
     return min((int(each[1]) + 1 for each in found if each), default=None)
 
 

@@ -202,11 +202,12 @@ def giving(liar: str, **lies: Callable[[Tensor], Tensor]) -> Iterator[None]:
 
 
 def attacks(liar: str) -> dict[str, Callable[[], AbstractContextManager[None]]]:
-    """All that the peer of this name may do as a reducer, each for as long as it lasts."""
+    """All that the peer of this name may do to means, each for as long as it lasts."""
     return {
         **{name: partial(reducing_falsely, liar, lie) for name, lie in LIES.items()},
         "counts only itself": partial(closing_falsely, liar, only_itself),
         "counts next to nothing": partial(closing_falsely, liar, next_to_nothing),
         "names a ghost": partial(reducing_falsely, liar, LIES["turned"], ghost="ghost"),
         "-4 times, to itself": partial(contributing, liar, -4.0, own=True),
+        "contributes -2.9 times": partial(contributing, liar, -2.9, 2.9),
     }

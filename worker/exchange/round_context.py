@@ -204,12 +204,12 @@ class Context:
             self.on_caught()
         return news
 
-    def points_against(self, peer: str, cosine: float) -> None:
-        """Warns of a peer that has pointed against the others for long."""
+    def points_against(self, peer: str, cosine: float, at: object) -> None:
+        """Warns of a peer that has pointed against the others for long, up to this shard."""
         text = (
-            f"{peer} has pointed against the others in the last rounds (cosine {cosine:.2f}): its "
-            "data or labels are other than theirs, or it turns what it has learned; what it "
-            "contributes counts as before"
+            f"{peer} has pointed against the others up to {at} (cosine {cosine:.2f}): its data or "
+            "labels are other than theirs, or it turns what it has learned; what it contributes "
+            "counts as before"
         )
         self.log(new_event("warning", text=text))
 

@@ -53,7 +53,7 @@ async def reduce(
     payload, left_out, lefts = await context.worked(len(due.inputs) * elements, work)
     if products is not None:
         for found in context.directions.saw(due.key.fragment, due.contributors, products):
-            context.points_against(*found)
+            context.points_against(*found, due.key)
     header = wire.ReductionHeader(
         contributors=due.contributors,
         joiners=due.joiners,
