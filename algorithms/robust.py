@@ -211,13 +211,13 @@ def products_of(contributions: Sequence[Tensor]) -> Tensor:
 
 
 class Directions:
-    """The peers that point against the sum of the others' contributions in eight rounds in a row,
+    """The peers that point against the sum of the others' contributions in three rounds in a row,
     while most others point along with the rest. Such a peer has other data or labels, or turns
-    what it has learned. One round's vectors do not tell which, so all that is done is to tell."""
+    what it has learned. No round's vectors tell which: near the optimum of unequal data every peer
+    points against the rest, but then most others do not point along."""
 
     def __init__(self) -> None:
         self._rounds: Counter[tuple[int, str]] = Counter()
-        self._told: set[str] = set()
 
     def saw(self, fragment: int, peers: Sequence[str], products: Tensor) -> list[tuple[str, float]]:
         """Returns (peer, cosine) of those that are to be told of now. Args: products: of
@@ -233,8 +233,7 @@ class Directions:
                 self._rounds.pop((fragment, peer), None)
                 continue
             self._rounds[fragment, peer] += 1
-            if self._rounds[fragment, peer] >= _LATELY and peer not in self._told:
-                self._told.add(peer)
+            if self._rounds[fragment, peer] == _LASTING:
                 found.append((peer, cosine))
         return found
 

@@ -20,10 +20,12 @@ import numpy as np
 import torch
 
 from murmuration.algorithms.plan import PRESETS, Plan
+from murmuration.algorithms.robust import AGGREGATIONS
 from murmuration.worker import wire
 from murmuration.worker.cli.plan_report import run_workload
 from murmuration.worker.config import load_config
 from murmuration.worker.exchange.allreduce.checks import Checks
+from murmuration.worker.exchange.round_context import RoundConfig
 from tests.protocol.problem import Problem
 from tests.protocol.swarm import NearSwarm, Peer
 from tests.protocol.virtual_time import run
@@ -45,10 +47,12 @@ def main() -> int:
     parser.add_argument("--values", type=int, default=20_000)
     parser.add_argument("--preset", default="diloco", help="in short rounds of one fragment")
     parser.add_argument("--lies", nargs="+", choices=attacks(LIAR), default=[*attacks(LIAR)])
+    parser.add_argument("--aggregation", choices=AGGREGATIONS, default="mean")
     options = parser.parse_args()
     torch.set_num_threads(1)
     plan = replace(PRESETS[options.preset], inner_steps=INNER_STEPS, fragments=1, overlap_steps=0)
-    problem = Problem(layers=(options.values,), steps=INNER_STEPS * options.rounds, plan=plan)
+    rounds, steps = RoundConfig(aggregation=options.aggregation), INNER_STEPS * options.rounds
+    problem = Problem(layers=(options.values,), steps=steps, plan=plan, rounds=rounds)
     print(
         "| peers | the liar answers | named after rounds, p50 | p99 | loss beside one without it |"
     )

@@ -76,6 +76,7 @@ class Counts:
     takeovers: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)  # shards, of peers in quarantine
+    against: Counter[str] = field(default_factory=Counter)  # times that a peer has pointed so
     checked_bytes: int = 0  # that were shown to others, which check means
     alike: set[tuple[str, str]] = field(default_factory=set)  # peers that contribute the same
     equal: Counter[str] = field(default_factory=Counter)  # refusals in one form of words
@@ -113,7 +114,8 @@ class RoundConfig:
     # more.
     norm_limit: float = robust.NORM_LIMIT
     # Of the shards that this peer reduces: the `mean`; or of three or more the `trimmed` mean,
-    # which leaves out the largest and the smallest fifth of each value.
+    # which leaves out the largest and the smallest fifth of each value, and who points against
+    # the others.
     aggregation: robust.Aggregation = "mean"
 
     def __post_init__(self) -> None:
@@ -205,13 +207,17 @@ class Context:
         return news
 
     def points_against(self, peer: str, cosine: float, at: object) -> None:
-        """Warns of a peer that has pointed against the others for long, up to this shard."""
+        """Warns of a peer that has pointed against the others for long, up to this shard. Where
+        not all are trusted, it is left out."""
+        trusted = self.config.aggregation == "mean"
         text = (
             f"{peer} has pointed against the others up to {at} (cosine {cosine:.2f}): its data or "
             "labels are other than theirs, or it turns what it has learned; what it contributes "
-            "counts as before"
+            + ("counts as before" if trusted else "is left out")
         )
-        self.log(new_event("warning", text=text))
+        self.counts.against[peer] += 1
+        if self.counts.against[peer] == 1 if trusted else self.quarantine.caught(peer):
+            self.log(new_event("warning", text=text))
 
     def known_alike(self, peers: Sequence[str]) -> bool:
         """Tells whether a warning has named all of these as peers that contribute the same."""
