@@ -10,7 +10,7 @@ for the trimmed mean.
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median_high
 from typing import Literal
 
@@ -34,7 +34,7 @@ _MOST_DOUBLED = 16  # times
 _ENOUGH = 3  # others that a peer disagrees with
 _LASTING = 3  # checks, or rounds
 _LATELY = 8  # rounds, or checks
-_COMPARED = 65_536  # values of a shard by whose directions contributions are compared
+COMPARED = 65_536  # values of a shard, drawn by its reducer, by whose directions peers are compared
 _AGAINST = -0.15  # a cosine: the liar of 16 has -0.26, an honest peer 0.2 and more
 
 
@@ -204,20 +204,27 @@ class Doubts:
         return len(rounds) >= _LASTING
 
 
+def sampled(values: Iterable[Tensor], by: slice, sample: list[Tensor]) -> Iterator[Tensor]:
+    """The values as they are; `sample` gets those of each at these places."""
+    for each in values:
+        sample.append(each[by].double())
+        yield each
+
+
 def products_of(contributions: Sequence[Tensor]) -> Tensor:
-    """The inner products of each two, of their first values: (peers, peers), in float64."""
-    some = torch.stack([each[:_COMPARED] for each in contributions]).double()
+    """The inner products of each two: (peers, peers)."""
+    some = torch.stack([*contributions])
     return some @ some.T
 
 
 class Directions:
-    """The peers that point against the sum of the others' contributions in three rounds in a row,
+    """The peers that point against the sum of the others' contributions in three rounds of eight,
     while most others point along with the rest. Such a peer has other data or labels, or turns
     what it has learned. No round's vectors tell which: near the optimum of unequal data every peer
     points against the rest, but then most others do not point along."""
 
     def __init__(self) -> None:
-        self._rounds: Counter[tuple[int, str]] = Counter()
+        self._against = defaultdict[object, deque[bool]](lambda: deque(maxlen=_LATELY))
 
     def saw(self, fragment: int, peers: Sequence[str], products: Tensor) -> list[tuple[str, float]]:
         """Returns (peer, cosine) of those that are to be told of now. Args: products: of
@@ -229,11 +236,10 @@ class Directions:
             cosine = float((rows[index] - own[index]) / (own[index] * others).sqrt())
             along = rows - products[index] - own > 0
             along[index] = False
-            if not (cosine < _AGAINST and 2 * int(along.sum()) > len(peers)):
-                self._rounds.pop((fragment, peer), None)
-                continue
-            self._rounds[fragment, peer] += 1
-            if self._rounds[fragment, peer] == _LASTING:
+            lately = self._against[fragment, peer]
+            lately.append(cosine < _AGAINST and 2 * int(along.sum()) > len(peers))
+            if sum(lately) >= _LASTING:
+                lately.clear()
                 found.append((peer, cosine))
         return found
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from murmuration.algorithms.codecs import codec_by_name
-from murmuration.algorithms.robust import aggregate, products_of
+from murmuration.algorithms.robust import COMPARED, aggregate, products_of, sampled
 from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce.closing import DueMean
 from murmuration.worker.exchange.round_context import Context
@@ -23,19 +23,22 @@ async def reduce(
     """The mean as the bytes that everyone applies; what their encoding leaves out, if that is kept;
     and commitments to what it takes up of that and what it leaves. Averages in the order given.
     Args: before: what earlier means have left out, to be added; known: the commitment to it."""
-    codec, shard = context.reduction_codec, due.shard
+    codec, key, shard = context.reduction_codec, due.key, due.shard
     elements, leaves = shard.stop - shard.start, context.leaves(shard)
-    products: Tensor | None = None  # of contributions
+    stride, products = max(1, elements // COMPARED), list["Tensor"]()
+    by = slice(context.rng.randrange(stride) if stride > 1 else 0, None, stride)
+    compares = context.plan.compares_norms and not context.ends_run and elements > shard.exact
 
     def work() -> "tuple[wire.Payload, Tensor | None, list[wire.Commitment]]":
         over, aggregation = context.plan.mean_over, context.config.aggregation
         given = [each.raw for each in due.inputs]
 
         def mean_of(values: "Iterable[Tensor]") -> "Tensor":
-            nonlocal products
-            if context.plan.compares_norms and products is None and not context.ends_run:
-                products = products_of(values := [*values])  # of the first block
-            return aggregate(values, due.factors, due.weights, over=over, aggregation=aggregation)
+            some: list[Tensor] = []
+            values = sampled(values, by, some) if compares else values
+            mean = aggregate(values, due.factors, due.weights, over=over, aggregation=aggregation)
+            products.extend([products_of(some)] if compares else [])
+            return mean
 
         mean = wire.average(context.codec, given, elements, mean_of, exact=shard.exact)
         if before is not None:
@@ -51,9 +54,12 @@ async def reduce(
         return context.compression.payload(codec, raw), left_out, lefts
 
     payload, left_out, lefts = await context.worked(len(due.inputs) * elements, work)
-    if products is not None:
-        for found in context.directions.saw(due.key.fragment, due.contributors, products):
-            context.points_against(*found, due.key)
+    if compares:
+        found = context.directions.saw(
+            key.fragment, due.contributors, sum(products[1:], products[0])
+        )
+        for peer, cosine in found:
+            context.points_against(peer, cosine, key)
     header = wire.ReductionHeader(
         contributors=due.contributors,
         joiners=due.joiners,
