@@ -34,7 +34,7 @@ _MOST_DOUBLED = 16  # times
 _ENOUGH = 3  # others that a peer disagrees with
 _LASTING = 3  # checks, or rounds
 _LATELY = 8  # rounds, or checks
-COMPARED = 65_536  # values of a shard, drawn by its reducer, by whose directions peers are compared
+COMPARED = 1024, 65_536  # values of a shard, drawn by its reducer: fewer have no direction
 _AGAINST = -0.15  # a cosine: the liar of 16 has -0.26, an honest peer 0.2 and more
 
 
@@ -219,9 +219,9 @@ def products_of(contributions: Sequence[Tensor]) -> Tensor:
 
 class Directions:
     """The peers that point against the sum of the others' contributions in three rounds of eight,
-    while most others point along with the rest. Such a peer has other data or labels, or turns
-    what it has learned. No round's vectors tell which: near the optimum of unequal data every peer
-    points against the rest, but then most others do not point along."""
+    are no smaller than most, and while most others point along with the rest. Such a peer has
+    other data or labels, or turns what it has learned. No round's vectors tell which: near the
+    optimum of unequal data all point against the rest, but then most others do not point along."""
 
     def __init__(self) -> None:
         self._against = defaultdict[object, deque[bool]](lambda: deque(maxlen=_LATELY))
@@ -229,19 +229,29 @@ class Directions:
     def saw(self, fragment: int, peers: Sequence[str], products: Tensor) -> list[tuple[str, float]]:
         """Returns (peer, cosine) of those that are to be told of now. Args: products: of
         `products_of`."""
-        own, rows = products.diagonal(), products.sum(dim=1)
-        found = []
+        median, found = products.diagonal().median(), []
         for index, peer in enumerate(peers):
-            others = rows.sum() - 2 * rows[index] + own[index]
-            cosine = float((rows[index] - own[index]) / (own[index] * others).sqrt())
-            along = rows - products[index] - own > 0
-            along[index] = False
+            cosines = _cosines(products, without=index)
+            along = sum(each > -_AGAINST for at, each in enumerate(cosines) if at != index)
+            against = cosines[index] < _AGAINST and products[index, index] >= median
             lately = self._against[fragment, peer]
-            lately.append(cosine < _AGAINST and 2 * int(along.sum()) > len(peers))
+            lately.append(bool(against) and 2 * along > len(peers))
             if sum(lately) >= _LASTING:
                 lately.clear()
-                found.append((peer, cosine))
+                found.append((peer, cosines[index]))
         return found
+
+
+def _cosines(products: Tensor, without: int) -> list[float]:
+    """Each contribution's with the sum of the others, of all but one; NaN where one is zero."""
+    own, one = products.diagonal(), products[without]
+    sums = products.sum(dim=1) - one  # with all but that one
+    whole = sums.sum() - sums[without]
+    with_others = sums - own
+    with_others[without] = sums[without]
+    sizes = whole - 2 * sums + own
+    sizes[without] = whole
+    return (with_others / (own * sizes).sqrt()).tolist()
 
 
 def aggregate(

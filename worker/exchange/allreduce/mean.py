@@ -25,9 +25,10 @@ async def reduce(
     Args: before: what earlier means have left out, to be added; known: the commitment to it."""
     codec, key, shard = context.reduction_codec, due.key, due.shard
     elements, leaves = shard.stop - shard.start, context.leaves(shard)
-    stride, products = max(1, elements // COMPARED), list["Tensor"]()
+    least, most = COMPARED
+    stride, products = max(1, elements // most), list["Tensor"]()
     by = slice(context.rng.randrange(stride) if stride > 1 else 0, None, stride)
-    compares = context.plan.compares_norms and not context.ends_run and elements > shard.exact
+    compares = context.plan.compares_norms and not context.ends_run and elements >= least
 
     def work() -> "tuple[wire.Payload, Tensor | None, list[wire.Commitment]]":
         over, aggregation = context.plan.mean_over, context.config.aggregation
