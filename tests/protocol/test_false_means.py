@@ -87,7 +87,7 @@ async def test_gradients_that_are_far_too_large_are_left_out_from_the_third_step
 
 @pytest.mark.parametrize(("aggregation", "counted"), [("mean", 4), ("trimmed", 3)])
 async def test_what_a_peer_turns_that_not_all_trust_is_left_out(aggregation, counted):
-    problem = replace(LONG, rounds=RoundConfig(aggregation=aggregation))
+    problem = replace(LONG, layers=(8192,), rounds=RoundConfig(aggregation=aggregation))
     async with NearSwarm(problem, "abcd") as swarm:
         with contributing("d", -1.2, 1.2):
             honest = [swarm[name] for name in "abc"]

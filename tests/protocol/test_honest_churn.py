@@ -66,7 +66,7 @@ async def test_honest_peers_agree_again_and_blame_nobody(preset, seed):
     rng = random.Random(seed)
     names = "abcde"[: rng.randint(2, 5)]
     problem = Problem(
-        layers=({"diloco": 300, "sparse": 4 * 4096}.get(preset, 2048),),
+        layers=(4 * 4096,),  # of which each shard has enough to be compared
         steps=100_000,
         plan=replace(PRESETS[preset], inner_steps=rng.choice((2, 5)), fragments=1, overlap_steps=0),
         step_s={name: rng.choice((0.3, 0.5)) for name in names},
