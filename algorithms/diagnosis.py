@@ -3,11 +3,8 @@
 A rate is the receiver's word: how fast a payload of a round came in from one sender. If nearly all
 receivers see a sender slow, it is the sender's uplink; if one receiver sees nearly all senders
 slow, it is that one's downlink; if only one pair is slow, it is the link between the two. A machine
-is slow by the time of its inner steps, and what it sends and takes slowly then counts for nothing.
-A disk is slow by the time that a checkpoint takes.
-
-The median over the others is usual, so one peer's word moves nothing. A fault must cost a share of
-the rounds, which only those lose that wait.
+is slow by the time of its inner steps, a disk by that of a checkpoint (docs/adr/0025). The median
+over the others is usual, so one peer's word moves nothing.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

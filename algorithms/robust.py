@@ -34,7 +34,8 @@ _MOST_DOUBLED = 16  # times
 _ENOUGH = 3  # others that a peer disagrees with
 _LASTING = 3  # checks, or rounds
 _LATELY = 8  # rounds, or checks
-COMPARED = 1024, 65_536  # values of a shard, drawn by its reducer: fewer have no direction
+COMPARED = 16_384  # values of a shard, drawn by its reducer; a sixteenth has a direction
+_ALONG = 0.03  # the mean cosine of each two others: honest peers have 0.08 and more
 _AGAINST = -0.15  # a cosine: the liar of 16 has -0.26, an honest peer 0.2 and more
 
 
@@ -207,51 +208,38 @@ class Doubts:
 def sampled(values: Iterable[Tensor], by: slice, sample: list[Tensor]) -> Iterator[Tensor]:
     """The values as they are; `sample` gets those of each at these places."""
     for each in values:
-        sample.append(each[by].double())
+        sample.append(each[by].clone())
         yield each
-
-
-def products_of(contributions: Sequence[Tensor]) -> Tensor:
-    """The inner products of each two: (peers, peers)."""
-    some = torch.stack([*contributions])
-    return some @ some.T
 
 
 class Directions:
     """The peers that point against the sum of the others' contributions in three rounds of eight,
-    are no smaller than most, and while most others point along with the rest. Such a peer has
-    other data or labels, or turns what it has learned. No round's vectors tell which: near the
-    optimum of unequal data all point against the rest, but then most others do not point along."""
+    are no smaller than most, and while the others point along with each other: they have other data
+    or labels, or turn what they have learned. Near the optimum of unequal data all point against
+    the rest, but then the others do not agree."""
 
     def __init__(self) -> None:
         self._against = defaultdict[object, deque[bool]](lambda: deque(maxlen=_LATELY))
 
-    def saw(self, fragment: int, peers: Sequence[str], products: Tensor) -> list[tuple[str, float]]:
-        """Returns (peer, cosine) of those that are to be told of now. Args: products: of
-        `products_of`."""
-        median, found = products.diagonal().median(), []
+    def saw(
+        self, fragment: int, peers: Sequence[str], samples: Sequence[Sequence[Tensor]]
+    ) -> list[tuple[str, float]]:
+        """Returns (peer, cosine) of those to tell of. Args: samples: by block, of each peer."""
+        if not samples:
+            return []
+        rows, found = torch.stack([*map(torch.cat, zip(*samples, strict=True))]), []
+        sizes, units = rows.norm(dim=1), torch.nn.functional.normalize(rows)
         for index, peer in enumerate(peers):
-            cosines = _cosines(products, without=index)
-            along = sum(each > -_AGAINST for at, each in enumerate(cosines) if at != index)
-            against = cosines[index] < _AGAINST and products[index, index] >= median
+            rest = torch.cat((units[:index], units[index + 1 :]))
+            cosine = torch.cosine_similarity(units[index], rest.sum(dim=0), dim=0)
+            agree = rest.sum(dim=0).square().sum() > (1 + _ALONG * (len(rest) - 1)) * len(rest)
+            against = agree and cosine < _AGAINST and sizes[index] >= sizes.median()
             lately = self._against[fragment, peer]
-            lately.append(bool(against) and 2 * along > len(peers))
+            lately.append(bool(against))
             if sum(lately) >= _LASTING:
                 lately.clear()
-                found.append((peer, cosines[index]))
+                found.append((peer, float(cosine)))
         return found
-
-
-def _cosines(products: Tensor, without: int) -> list[float]:
-    """Each contribution's with the sum of the others, of all but one; NaN where one is zero."""
-    own, one = products.diagonal(), products[without]
-    sums = products.sum(dim=1) - one  # with all but that one
-    whole = sums.sum() - sums[without]
-    with_others = sums - own
-    with_others[without] = sums[without]
-    sizes = whole - 2 * sums + own
-    sizes[without] = whole
-    return (with_others / (own * sizes).sqrt()).tolist()
 
 
 def aggregate(

@@ -1,15 +1,5 @@
 """A run's TOML file: one section per owner, unknown keys refused with the nearest valid name.
 
-    [run]         seed, steps, how often the held-out loss is measured
-    [task]        name, and the task's own options
-    [inner]       the inner optimizer
-    [stages]      how the model is cut, and how microbatches are routed
-    [diloco]      preset, and the plan's fields where they differ from the preset's
-    [rounds]      when a round closes
-    [exchange]    what travels, and how
-    [membership]  the failure detector
-    [checkpoint]  how often, how many
-
 `[run] [task] [inner] [stages] [diloco]` are run-wide: they make the manifest. The rest is the
 machine's own, and so is what `ADVISED` names.
 """

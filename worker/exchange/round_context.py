@@ -207,16 +207,15 @@ class Context:
         return news
 
     def points_against(self, peer: str, cosine: float, at: object) -> None:
-        """Warns of a peer that has pointed against the others for long, up to this shard. Where
-        not all are trusted, it is left out."""
-        trusted = self.config.aggregation == "mean"
-        text = (
-            f"{peer} has pointed against the others up to {at} (cosine {cosine:.2f}): its data or "
-            "labels are other than theirs, or it turns what it has learned; what it contributes "
-            + ("counts as before" if trusted else "is left out")
-        )
+        """Warns of a peer that does so, and leaves it out where not all are trusted."""
+        counts = self.config.aggregation == "mean"
         self.counts.against[peer] += 1
-        if self.counts.against[peer] == 1 if trusted else self.quarantine.caught(peer):
+        if self.counts.against[peer] == 1 if counts else self.quarantine.caught(peer):
+            text = (
+                f"{peer} has pointed against the others up to {at} (cosine {cosine:.2f}): its data "
+                "or labels are other than theirs, or it turns what it has learned; what it "
+                f"contributes {'counts as before' if counts else 'is left out'}"
+            )
             self.log(new_event("warning", text=text))
 
     def known_alike(self, peers: Sequence[str]) -> bool:

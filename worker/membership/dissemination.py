@@ -1,21 +1,14 @@
 """Chooses what to tell whom: an exchange carries only what is new to its receiver.
 
-Three kinds of news, by how they travel:
-
-- Health, incarnation, start, address, phase, unreachable peers and state digests go out at once,
-  with every exchange, until `_TELL_LIFE` others (`_TELL_STATE` for digests) have them. The rest of
-  the swarm has it from others, or from a full exchange. A peer that is suspected or worse is always
-  told, since only that peer can refute; so is one with outdated news.
-- Step and heartbeat change with every step, and no decision depends on another peer's. A request
-  carries those of its sender in a few bytes; each member that travels carries the newest.
-- All that is known goes both ways in the first `_FIRST_FULL` exchanges of a process, after a failed
-  one, and once per `full_s`. Beyond `_MOST_BYTES` it goes in parts, in turn, and above
-  `_FULL_PEERS` peers less often.
+What decides anything goes out at once, with every exchange, until `_TELL_LIFE` others, or
+`_TELL_STATE` for digests, have it. A peer that is suspected or worse is always told, since only
+that peer can refute. Steps and heartbeats travel with their sender. Now and then all that is known
+goes both ways (docs/adr/0011).
 
 Messages that carry members are numbered per sender and receiver, and acknowledge the highest number
-received: all up to it have arrived. Only the requesting peer knows whether an answer arrived. If
-its exchange failed it acknowledges 0, "count on nothing", until a message with `reset` restarts the
-numbers. So does a restarted process, which is told of numbers that it never used.
+received. A peer whose exchange failed acknowledges 0, "count on nothing", until a message with
+`reset` restarts the numbers. So does a restarted process, which is told of numbers that it never
+used.
 
 Ref: rumour mongering with feedback and counters, and anti-entropy behind it (Demers et al. 1987).
 """

@@ -5,11 +5,9 @@ answer is evidence of life. A peer that does not answer is probed through others
 well it is suspected, and declared dead after `suspicion_s` unless it answers, or refutes by raising
 its incarnation. A suspicion is enough to route around a peer; only a death removes it from a group.
 
-Nobody can end another by words: this peer tells it what is said, and probes it (`evidence`).
-
 Ref: SWIM (Das et al. 2002) and Lifeguard (arXiv:1707.00788). Differences: each peer probes all
 others within about `probe_s` where there are few; messages are acknowledged; own starvation shifts
-all timers; rumours of an end are looked into.
+all timers; rumours of an end are looked into (`evidence`).
 """
 
 import math

@@ -1,17 +1,9 @@
 """When an iteration of a stage is over, and whether what was counted in it can be vouched for.
 
-A peer whose answer got lost has counted a microbatch that another replica was then asked for. So
-each origin reports at the end which microbatches came back by way of which peers. A stage that has
-counted others discards its whole iteration, and says so. It answers a report when its sum is
-complete: until then what it has counted may die with it. Where reports lack what one peer hands on
-of an origin, again and again, one of the two has left it out: that way is refused for a while. What
-was never counted here discards nothing.
-
-An origin that is gone reports nothing, nor does one that has started again for its earlier
-process. Their microbatches are lost, but a gradient that another stage has counted stays in its
-sum. Calls of a new process may be here before gossip tells of it, or be anybody's: it is not
-waited for for long. An origin that is there is waited for longer than a microbatch that is held up,
-or not so long if it is late again and again, and then no more, until it reports in time.
+Each origin reports at the end which microbatches came back by way of which peers. A stage that has
+counted others discards its whole iteration, and says so. What was never counted here discards
+nothing. It answers a report when its sum is complete: until then what it has counted may die with
+it. Why, and how long an origin is waited for: docs/adr/0012.
 """
 
 import asyncio

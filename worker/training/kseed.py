@@ -12,12 +12,8 @@ two forward passes, which is the gradient of a_k; there is no backward pass and 
     a_k <- a_k - lr slope
 
 Parameters follow the coefficients that have changed since the last pass, by replaying their
-directions. Directions come from torch's generator on the CPU, wherever the model is. So peers with
-equal coefficients have equal parameters but for rounding: of the sums, which depends on the order
-of the replays, and of the directions between processors with other vector units. A coefficient
-above 1 moves every value by about as much, and rounds off what is smaller: then the values before
-are kept, and all is replayed from them once no coefficient is so large any more. So rounding takes
-about 1e-7 of a value at each move, and no more where a coefficient was at 1e6 meanwhile.
+directions, which come from torch's generator on the CPU. They are equal but for rounding; where a
+coefficient is above 1, all is replayed from the values before (docs/adr/0027).
 
 Ref: arXiv:2312.06353 (FedKSeed); arXiv:2305.17333 (MeZO), which perturbs in place as this does.
 """

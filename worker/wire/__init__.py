@@ -8,6 +8,7 @@ other does.
 """
 
 from murmuration.worker.wire.messages import (
+    FalseHeader,
     Reduction,
     ReductionHeader,
     claimed_sender,

@@ -84,16 +84,20 @@ def reduction_to_message(header: ReductionHeader) -> bytes:
 _LISTS = ("contributors", "joiners", "factors", "roots", "weights", "lefts")
 
 
+class FalseHeader(WireError):
+    """What a reducer says of its mean is what none says that lays out the round alike."""
+
+
 def reduction_from_message(header: pb.ReductionHeader) -> ReductionHeader:
-    """Raises WireError: it names more peers than a round has, or one twice."""
+    """Raises FalseHeader: it names more peers than a round has, or one twice."""
     named = (each.name for each in fields(ReductionHeader))
     plain = {name: getattr(header, name) for name in named}
     groups = {name: tuple(plain[name]) for name in _LISTS}
     for peers in (groups["contributors"], groups["joiners"]):
         if len(peers) > _MAX_PEERS or len(set(peers)) < len(peers):
-            raise WireError(f"{len(peers)} peers in a reduction, or one twice")
+            raise FalseHeader(f"{len(peers)} peers in a reduction, or one twice")
         for name in peers:
-            check_name(name, WireError)
+            check_name(name, FalseHeader)
     return ReductionHeader(**(plain | groups))
 
 

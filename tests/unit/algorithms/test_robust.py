@@ -16,7 +16,6 @@ from murmuration.algorithms.robust import (
     norm,
     norm_factors,
     norm_ratios,
-    products_of,
     taken_out,
     trimmed_mean,
 )
@@ -141,7 +140,7 @@ def test_a_peer_that_points_against_those_that_agree_is_told_of_in_the_third_suc
     for round_ in range(10):
         values = [common + each for each in contributions(count, round_, 1000)]
         values[1] *= 1 if round_ % 2 else -1.5
-        told += [(round_, *each) for each in directions.saw(0, peers, products_of(values))]
+        told += [(round_, *each) for each in directions.saw(0, peers, [values])]
     ((round_, peer, cosine),) = told
     assert (round_, peer) == (4, "b")
     assert -1 < cosine < -0.5
@@ -154,4 +153,4 @@ def test_nobody_points_against_the_others_where_all_or_none_agree(common):
     for round_ in range(40):
         values = torch.stack(contributions(4, round_, 1000))
         values += common - values.mean(dim=0)
-        assert directions.saw(0, tuple("abcd"), products_of([*values])) == []
+        assert directions.saw(0, tuple("abcd"), [values]) == []

@@ -1,16 +1,9 @@
 """The shards that a peer reduces: whose contributions they wait for, and when their means close.
 
-A shard closes when everyone awaited has contributed, or when a quorum has and the grace is over.
-The grace follows the time that rounds take, and is short for peers that are known to be slower
-(`Patience`). What a peer's last contribution took on its way comes on top.
-It closes once: later offers get the same answer. A successor takes over a shard when it sees no
-peer before itself in the shard's order that may reduce it. It hands the shard back as long as it
-has not closed it.
-
-A peer remembers the reductions that it received as a contributor too, so that a successor of a
-reducer which died while answering gives the answer that others may already have applied.
-
-The next round's group follows from the reductions of this one, which all peers have alike.
+A shard closes once: when everyone awaited has contributed, or when a quorum has and the grace is
+over (`Patience`). A successor takes it over when it sees no peer before itself in the shard's order
+that may reduce it, and hands it back as long as it has not closed it. A peer remembers what it has
+received too: others may already have applied the answer of a reducer that died.
 """
 
 import math
@@ -50,13 +43,9 @@ _FEW_JOINERS = 4
 class Patience:
     """How long late peers are waited for: as long as three usual rounds take.
 
-    A round counts from the end of the one before until its quorum is there, without the wait for
-    its last reducers: a minority that is late makes no wait longer. Short rounds wait 5 s, for a
-    peer that has paused; of three or more, once two of 32 have needed that, as long as three take.
-
-    Where inner steps go by speed a late contribution comes with the next round. The rest is waited
-    for as long as peers of equal speed are apart, and a twentieth of a usual round. While the round
-    overlaps inner steps nobody waits; half of that time is left for the way back.
+    A round counts from its end to its quorum: a minority that is late makes no wait longer. Where
+    inner steps go by speed a late contribution comes with the next round, so the wait is brief, and
+    none in an overlap (docs/adr/0039, 0043).
 
     Args: most_s: the longest; also of a fragment of which no round is known."""
 

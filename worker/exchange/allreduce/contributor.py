@@ -1,10 +1,9 @@
 """The contributing side of a mean round: every shard to its reducer, and every reduction back.
 
 A shard goes to the first usable peer in its rendezvous order that everybody reaches; the next takes
-over where docs/architecture.md says so. Small shards for one peer go one by one: the first come
-back while others go. A large one waits for the window of its stream, so several go at once. The
-round fails as a whole at its deadline, or when most of the other reducers say that it cannot
-succeed.
+over where docs/architecture.md says so. Small shards for one peer go one by one, and several large
+ones at once (docs/adr/0044). The round fails at its deadline, or when most of the other reducers
+say that it cannot succeed.
 """
 
 import asyncio
@@ -104,18 +103,6 @@ class _Round:
 
 class FalseMean(wire.WireError):
     """No mean of the contributions that it names is so large; its reducer has sent it itself."""
-
-
-class FalseHeader(wire.WireError):
-    """Its reducer says of its own mean what none says that lays out the round alike."""
-
-
-def _read(message: pb.ReductionHeader) -> wire.ReductionHeader:
-    """Raises FalseHeader: nobody passes on what cannot be read."""
-    try:
-        return wire.reduction_from_message(message)
-    except wire.WireError as error:
-        raise FalseHeader(str(error)) from None
 
 
 class Contributor:
@@ -272,7 +259,7 @@ class Contributor:
             part.spoilt += 1
             if isinstance(error, FalseMean):
                 self._doubt(peer, round_, str(error))
-            elif isinstance(error, FalseHeader):
+            elif isinstance(error, wire.FalseHeader):
                 part.spoilt = _MOST_SPOILT  # it says so again
                 self._context.caught(peer, str(error))
         match answer:
@@ -355,7 +342,7 @@ class Contributor:
                             context.counts.reductions_received.add(size, stands_for, codec)
                             arrival.came(size)
                         case "header" if header is None:
-                            header = _read(answer.header)
+                            header = wire.reduction_from_message(answer.header)
                             arrival.begins(peer)
                             self._expect(round_, part, header)
                         case "resume" if header is None and (
@@ -451,7 +438,7 @@ class Contributor:
             ("weights of contributions", len(header.weights) not in (0, count)),
         ):
             if wrong:
-                raise (FalseHeader if own else wire.WireError)(f"{key}: {what}")
+                raise (wire.FalseHeader if own else wire.WireError)(f"{key}: {what}")
         for weight in header.weights:
             self._context.weight(weight)
         if part.incoming is None:

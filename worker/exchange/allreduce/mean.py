@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from murmuration.algorithms.codecs import codec_by_name
-from murmuration.algorithms.robust import COMPARED, aggregate, products_of, sampled
+from murmuration.algorithms.robust import COMPARED, aggregate, sampled
 from murmuration.worker import wire
 from murmuration.worker.exchange.allreduce.closing import DueMean
 from murmuration.worker.exchange.round_context import Context
@@ -25,21 +25,19 @@ async def reduce(
     Args: before: what earlier means have left out, to be added; known: the commitment to it."""
     codec, key, shard = context.reduction_codec, due.key, due.shard
     elements, leaves = shard.stop - shard.start, context.leaves(shard)
-    least, most = COMPARED
-    stride, products = max(1, elements // most), list["Tensor"]()
+    stride, samples = max(1, elements // COMPARED), list[list["Tensor"]]()
     by = slice(context.rng.randrange(stride) if stride > 1 else 0, None, stride)
-    compares = context.plan.compares_norms and not context.ends_run and elements >= least
+    compares = context.plan.compares_norms and not context.ends_run and elements >= COMPARED // 16
 
     def work() -> "tuple[wire.Payload, Tensor | None, list[wire.Commitment]]":
         over, aggregation = context.plan.mean_over, context.config.aggregation
         given = [each.raw for each in due.inputs]
 
         def mean_of(values: "Iterable[Tensor]") -> "Tensor":
-            some: list[Tensor] = []
-            values = sampled(values, by, some) if compares else values
-            mean = aggregate(values, due.factors, due.weights, over=over, aggregation=aggregation)
-            products.extend([products_of(some)] if compares else [])
-            return mean
+            if compares:
+                samples.append([])
+                values = sampled(values, by, samples[-1])
+            return aggregate(values, due.factors, due.weights, over=over, aggregation=aggregation)
 
         mean = wire.average(context.codec, given, elements, mean_of, exact=shard.exact)
         if before is not None:
@@ -55,12 +53,8 @@ async def reduce(
         return context.compression.payload(codec, raw), left_out, lefts
 
     payload, left_out, lefts = await context.worked(len(due.inputs) * elements, work)
-    if compares:
-        found = context.directions.saw(
-            key.fragment, due.contributors, sum(products[1:], products[0])
-        )
-        for peer, cosine in found:
-            context.points_against(peer, cosine, key)
+    for found in context.directions.saw(key.fragment, due.contributors, samples):
+        context.points_against(*found, key)
     header = wire.ReductionHeader(
         contributors=due.contributors,
         joiners=due.joiners,

@@ -6,10 +6,7 @@ it when all of them have said so too. A stream that breaks is opened again and g
 a peer for which the round has succeeded repeats what it sent.
 
 A peer that has said so no longer knows whether the others have applied the round. How long it then
-waits for whom is in docs/adr/0010.
-
-What no protocol between two can settle remains: its partner may have heard the last word and have
-applied the round. Then the two are a little further apart, which later rounds make good.
+waits for whom, and what stays unsettled, is in docs/adr/0010.
 """
 
 import math

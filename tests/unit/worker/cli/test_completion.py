@@ -4,12 +4,10 @@ import os
 import subprocess
 import sys
 
-import pytest
 from click.shell_completion import ShellComplete
 
 from murmuration.algorithms.plan import PRESETS
 from murmuration.worker.cli import cli, options
-from tests.support import commands
 
 
 def completed(*args: str, incomplete: str = "") -> list[str]:
@@ -24,11 +22,6 @@ def test_presets_commands_and_options_are_completed():
     assert completed("join", "h:1", "--preset", incomplete="d") == ["diloco", "ddp"]
     assert completed(incomplete="sta") == ["status"]
     assert {"--json", "--preset"} <= set(completed("up", incomplete="--"))
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_of_each_shell_is_printed(shell):
-    assert f"_MURMUR_COMPLETE={shell}_complete" in commands.printed(cli, "completion", shell)
 
 
 def test_what_the_script_calls_answers_without_torch():
