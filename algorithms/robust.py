@@ -225,7 +225,7 @@ class Directions:
         self, fragment: int, peers: Sequence[str], samples: Sequence[Sequence[Tensor]]
     ) -> list[tuple[str, float]]:
         """Returns (peer, cosine) of those to tell of. Args: samples: by block, of each peer."""
-        if not samples:
+        if not samples or len(peers) < _FEWEST:
             return []
         rows, found = torch.stack([*map(torch.cat, zip(*samples, strict=True))]), []
         sizes, units = rows.norm(dim=1), torch.nn.functional.normalize(rows)

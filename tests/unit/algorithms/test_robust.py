@@ -154,3 +154,4 @@ def test_nobody_points_against_the_others_where_all_or_none_agree(common):
         values = torch.stack(contributions(4, round_, 1000))
         values += common - values.mean(dim=0)
         assert directions.saw(0, tuple("abcd"), [values]) == []
+        assert directions.saw(1, tuple("ab"), [[values[0], -values[0]]]) == []
