@@ -213,7 +213,7 @@ def sampled(values: Iterable[Tensor], by: slice, sample: list[Tensor]) -> Iterat
 
 
 class Directions:
-    """The peers that point against the sum of the others' contributions in three rounds of eight,
+    """The peers that point against the sum of the others' contributions in five rounds of eight,
     are no smaller than most, and while the others point along with each other: they have other data
     or labels, or turn what they have learned. Near the optimum of unequal data all point against
     the rest, but then the others do not agree."""
@@ -236,7 +236,7 @@ class Directions:
             against = agree and cosine < _AGAINST and sizes[index] >= sizes.median()
             lately = self._against[fragment, peer]
             lately.append(bool(against))
-            if sum(lately) >= _LASTING:
+            if 2 * sum(lately) > _LATELY:
                 lately.clear()
                 found.append((peer, float(cosine)))
         return found
