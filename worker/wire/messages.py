@@ -85,7 +85,7 @@ _LISTS = ("contributors", "joiners", "factors", "roots", "weights", "lefts")
 
 
 class FalseHeader(WireError):
-    """What a reducer says of its mean is what none says that lays out the round alike."""
+    """A reducer says of its mean what none says that lays out the round alike."""
 
 
 def reduction_from_message(header: pb.ReductionHeader) -> ReductionHeader:
