@@ -36,6 +36,7 @@ _LASTING = 3  # checks, or rounds
 _LATELY = 8  # rounds, or checks
 COMPARED = 16_384  # values of a shard, drawn by its reducer; a sixteenth has a direction
 _ALONG = 0.03  # the mean cosine of each two others: honest peers have 0.08 and more
+_SMALL = 0.25  # medians
 _AGAINST = -0.15  # a cosine: the liar of 16 has -0.26, an honest peer 0.2 and more
 
 
@@ -214,9 +215,8 @@ def sampled(values: Iterable[Tensor], by: slice, sample: list[Tensor]) -> Iterat
 
 class Directions:
     """The peers that point against the sum of the others' contributions in five rounds of eight,
-    are no smaller than most, and while the others point along with each other: they have other data
-    or labels, or turn what they have learned. Near the optimum of unequal data all point against
-    the rest, but then the others do not agree."""
+    also without any one of those, while they point along with each other: they have other data or
+    labels, or turn what they learned. Near the optimum of unequal data no others agree."""
 
     def __init__(self) -> None:
         self._against = defaultdict[object, deque[bool]](lambda: deque(maxlen=_LATELY))
@@ -230,15 +230,15 @@ class Directions:
         rows, found = torch.stack([*map(torch.cat, zip(*samples, strict=True))]), []
         sizes, units = rows.norm(dim=1), torch.nn.functional.normalize(rows)
         for index, peer in enumerate(peers):
-            rest = torch.cat((units[:index], units[index + 1 :]))
-            cosine = torch.cosine_similarity(units[index], rest.sum(dim=0), dim=0)
-            agree = rest.sum(dim=0).square().sum() > (1 + _ALONG * (len(rest) - 1)) * len(rest)
-            against = agree and cosine < _AGAINST and sizes[index] >= sizes.median()
+            others = torch.cat((units[:index], units[index + 1 :]))
+            along, size = others @ units[index], others.sum(dim=0).norm()
+            agree = size**2 > (1 + _ALONG * (len(others) - 1)) * len(others)
+            against = agree and along.sum() < min(_AGAINST * size, along.min())
             lately = self._against[fragment, peer]
-            lately.append(bool(against))
+            lately.append(bool(against and sizes[index] > _SMALL * sizes.median()))
             if 2 * sum(lately) > _LATELY:
                 lately.clear()
-                found.append((peer, float(cosine)))
+                found.append((peer, float(along.sum() / size)))
         return found
 
 
