@@ -1,8 +1,6 @@
 """How much one peer can move a mean of many: contributions are held to the others' norms.
 
-A contribution whose norm is above `limit` times the median of all counts as far as that. A peer
-that is far above it again and again is in quarantine: its contributions are left out. So is one
-that was seen to give a false mean. A mean of two is taken as it is.
+A contribution of more than `limit` medians counts as far as that. A mean of two is taken as it is.
 
 Ref: arXiv:2508.15706 (SparseLoCo) scales every contribution to the median norm; arXiv:1803.01498
 for the trimmed mean.
@@ -222,23 +220,25 @@ class Directions:
         self._against = defaultdict[object, deque[bool]](lambda: deque(maxlen=_LATELY))
 
     def saw(
-        self, fragment: int, peers: Sequence[str], samples: Sequence[Sequence[Tensor]]
+        self, of: object, peers: Sequence[str], samples: Sequence[Sequence[Tensor]]
     ) -> list[tuple[str, float]]:
-        """Returns (peer, cosine) of those to tell of. Args: samples: by block, of each peer."""
+        """Returns (peer, cosine) of those to tell of. Args: of: a shard; samples: by block."""
         if not samples or len(peers) < _FEWEST:
             return []
         rows, found = torch.stack([*map(torch.cat, zip(*samples, strict=True))]), []
-        sizes, units = rows.norm(dim=1), torch.nn.functional.normalize(rows)
-        for index, peer in enumerate(peers):
-            others = torch.cat((units[:index], units[index + 1 :]))
-            along, size = others @ units[index], others.sum(dim=0).norm()
-            agree = size**2 > (1 + _ALONG * (len(others) - 1)) * len(others)
-            against = agree and along.sum() < min(_AGAINST * size, along.min())
-            lately = self._against[fragment, peer]
-            lately.append(bool(against and sizes[index] > _SMALL * sizes.median()))
+        norms, units, others = rows.norm(dim=1), torch.nn.functional.normalize(rows), len(peers) - 1
+        cosines = (units @ units.T).fill_diagonal_(0)
+        along = cosines.sum(dim=1)
+        pairs = cosines.sum() - 2 * along  # of the others, each two twice
+        size = (pairs + others).clamp(min=0).sqrt()
+        against = (pairs > _ALONG * others * (others - 1)) & (norms > _SMALL * norms.median())
+        against &= along < torch.minimum(_AGAINST * size, cosines.amin(dim=1))
+        for peer, now, cosine in zip(peers, against.tolist(), (along / size).tolist(), strict=True):
+            lately = self._against[of, peer]
+            lately.append(now)
             if 2 * sum(lately) > _LATELY:
                 lately.clear()
-                found.append((peer, float(along.sum() / size)))
+                found.append((peer, cosine))
         return found
 
 

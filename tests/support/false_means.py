@@ -1,7 +1,4 @@
-"""A reducer that answers something else than the mean of what it was given.
-
-It is a live peer whose contributions and answers of any other kind are honest.
-"""
+"""A reducer that answers something else than the mean, and is honest in all else."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -37,13 +34,6 @@ LIES: dict[str, Lie] = {
     "turned": lambda mean, _: -mean,
     "stale": lambda _, first: first,
     "zero": lambda mean, _: torch.zeros_like(mean),
-    "noise": lambda mean, _: (
-        torch.randn(mean.shape, generator=torch.Generator().manual_seed(mean.numel()))
-        * mean.square().mean().sqrt()
-    ),
-    "a tenth turned": lambda mean, _: torch.cat(
-        (-mean[: mean.numel() // 10], mean[mean.numel() // 10 :])
-    ),
     "1 % more": lambda mean, _: 1.01 * mean,
 }
 

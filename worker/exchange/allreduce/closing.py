@@ -2,8 +2,7 @@
 
 A shard closes once: when everyone awaited has contributed, or when a quorum has and the grace is
 over (`Patience`). A successor takes it over when it sees no peer before itself in the shard's order
-that may reduce it, and hands it back as long as it has not closed it. A peer remembers what it has
-received too: others may already have applied the answer of a reducer that died.
+that may reduce it, and hands it back as long as it has not closed it.
 """
 
 import math

@@ -2,8 +2,7 @@
 
 A shard goes to the first usable peer in its rendezvous order that everybody reaches; the next takes
 over where docs/architecture.md says so. Small shards for one peer go one by one, and several large
-ones at once (docs/adr/0044). The round fails at its deadline, or when most of the other reducers
-say that it cannot succeed.
+ones at once (docs/adr/0044).
 """
 
 import asyncio
@@ -12,7 +11,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -343,6 +342,8 @@ class Contributor:
                             arrival.came(size)
                         case "header" if header is None:
                             header = wire.reduction_from_message(answer.header)
+                            if header.reducer == me:  # another's word: others take it as such
+                                header = replace(header, reducer="")
                             arrival.begins(peer)
                             self._expect(round_, part, header)
                         case "resume" if header is None and (

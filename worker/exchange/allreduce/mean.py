@@ -26,6 +26,7 @@ async def reduce(
     codec, key, shard = context.reduction_codec, due.key, due.shard
     elements, leaves = shard.stop - shard.start, context.leaves(shard)
     stride, samples = max(1, elements // COMPARED), list[list["Tensor"]]()
+    told: list[tuple[str, float]] = []
     by = slice(context.rng.randrange(stride) if stride > 1 else 0, None, stride)
     compares = context.plan.compares_norms and not context.ends_run and elements >= COMPARED // 16
 
@@ -50,10 +51,11 @@ async def reduce(
             for left, made in ((before, known), (left_out, None))
             if left is not None and context.plan.compares_norms
         ]
+        told.extend(context.directions.saw((key.fragment, key.shard), due.contributors, samples))
         return context.compression.payload(codec, raw), left_out, lefts
 
     payload, left_out, lefts = await context.worked(len(due.inputs) * elements, work)
-    for found in context.directions.saw(key.fragment, due.contributors, samples):
+    for found in told:
         context.points_against(*found, key)
     header = wire.ReductionHeader(
         contributors=due.contributors,

@@ -10,9 +10,7 @@ contributor                                  reducer
 
 A stream that begins with a CheckRequest is of `checks`. A contribution is held until this peer has
 come to its round, and then taken, redirected to the peer that is to reduce the shard, or refused.
-It counts once, however often it is sent; a broken one goes on where it was. A peer outside the
-round's group adds nothing. The answer goes out once the shard has closed (`closing`), to late ones
-and to those outside too.
+A peer outside the group adds nothing. Once the shard has closed, it is answered, as late ones are.
 """
 
 import asyncio
