@@ -94,8 +94,7 @@ def least_factor(own: float, norms: Sequence[float], missing: int, limit: float)
 
 def taken_out(factor: float) -> float:
     """The share of a contribution that a replica takes out of its parameters, where it keeps the
-    rest: what was not counted is kept, as far as it is no more than what was. So it stays in
-    bounds."""
+    rest: what was not counted is kept, as far as it is no more than what was."""
     return max(factor, 1 - factor)
 
 
@@ -213,8 +212,8 @@ def sampled(values: Iterable[Tensor], by: slice, sample: list[Tensor]) -> Iterat
 
 class Directions:
     """The peers that point against the sum of the others' contributions in five rounds of eight,
-    also without any one of those, while they point along with each other: they have other data or
-    labels, or turn what they learned. Near the optimum of unequal data no others agree."""
+    while those point along with each other, both also without any one of them: they have other data
+    or labels, or turn what they learned. Near the optimum of unequal data no others agree."""
 
     def __init__(self) -> None:
         self._against = defaultdict[object, deque[bool]](lambda: deque(maxlen=_LATELY))
@@ -231,7 +230,9 @@ class Directions:
         along = cosines.sum(dim=1)
         pairs = cosines.sum() - 2 * along  # of the others, each two twice
         size = (pairs + others).clamp(min=0).sqrt()
-        against = (pairs > _ALONG * others * (others - 1)) & (norms > _SMALL * norms.median())
+        out, left = (1, others - 1) if others > 2 else (0, 2)  # of more, any one may seem to agree
+        fewer = (pairs[:, None] - 2 * out * (along - cosines)).fill_diagonal_(math.inf).amin(dim=1)
+        against = (fewer > _ALONG * left * (left - 1)) & (norms > _SMALL * norms.median())
         against &= along < torch.minimum(_AGAINST * size, cosines.amin(dim=1))
         for peer, now, cosine in zip(peers, against.tolist(), (along / size).tolist(), strict=True):
             lately = self._against[of, peer]
@@ -250,11 +251,10 @@ def aggregate(
     over: MeanOver = "all",
     aggregation: Aggregation = "mean",
 ) -> Tensor:
-    """The mean of a round's contributions, each times its factor; fresh, and the mean of blocks is
-    the mean's blocks. Raises ValueError: there is nothing to average. Args: contributions, weights,
-    over: as `mean_in_order` takes them; factors: of `norm_factors`, one for each; aggregation:
-    `mean`; or of three or more contributions the `trimmed` mean, which takes no account of weights
-    and senders."""
+    """The mean of a round's contributions, each times its factor; otherwise as
+    `mean_in_order` takes and returns them. Args: factors: of `norm_factors`, one for each;
+    aggregation: `mean`; or of three or more contributions the `trimmed` mean, which takes no
+    account of weights and senders."""
     pairs = zip(contributions, factors, strict=True)
     scaled = (each if factor == 1 else each * factor for each, factor in pairs)
     if aggregation == "trimmed" and len(factors) >= _FEWEST:

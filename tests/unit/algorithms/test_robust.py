@@ -158,14 +158,14 @@ def test_nobody_points_against_the_others_where_all_or_none_agree(common):
 
 
 @pytest.mark.parametrize("size", [0.2, 0.9, 1.5, 5.0])
-@pytest.mark.parametrize("count", [3, 4, 8])
+@pytest.mark.parametrize("count", [3, 4, 8, -4, -8])
 def test_no_peer_makes_another_point_against_the_rest(count, size):
-    peers, directions = tuple("abcdefgh"[:count]), Directions()
+    peers, directions = tuple("abcdefgh"[: abs(count)]), Directions()
     for round_ in range(40):
-        common, *own = contributions(count, round_, 4000)
-        values = [each + 0.4 * common for each in own]
+        common, *own = contributions(abs(count), round_, 4000)
+        pull = 0.4 * common if count > 0 else -sum(own) / len(own)  # unequal data, at the optimum
+        values = [each + pull for each in own]
         *rest, framed = (each / each.norm() for each in values)
-        values.append(sum(rest) / count**0.5 - framed)
+        values.append(sum(rest) / len(peers) ** 0.5 - framed)
         values[-1] *= size * values[0].norm() / values[-1].norm()
-        told = directions.saw(0, peers, [values])
-        assert not told or told[0][0] == peers[-1]
+        assert all(peer == peers[-1] for peer, _ in directions.saw(0, peers, [values]))
