@@ -216,7 +216,7 @@ class Directions:
     or labels, or turn what they learned. Near the optimum of unequal data no others agree."""
 
     def __init__(self) -> None:
-        self._against = defaultdict[object, deque[bool]](lambda: deque(maxlen=_LATELY))
+        self._against = defaultdict[object, deque[set[str]]](lambda: deque(maxlen=_LATELY))
 
     def saw(
         self, of: object, peers: Sequence[str], samples: Sequence[Sequence[Tensor]]
@@ -224,7 +224,7 @@ class Directions:
         """Returns (peer, cosine) of those to tell of. Args: of: a shard; samples: by block."""
         if not samples or len(peers) < _FEWEST:
             return []
-        rows, found = torch.stack([*map(torch.cat, zip(*samples, strict=True))]), []
+        rows = torch.stack([*map(torch.cat, zip(*samples, strict=True))])
         norms, units, others = rows.norm(dim=1), torch.nn.functional.normalize(rows), len(peers) - 1
         cosines = (units @ units.T).fill_diagonal_(0)
         along = cosines.sum(dim=1)
@@ -234,12 +234,12 @@ class Directions:
         fewer = (pairs[:, None] - 2 * out * (along - cosines)).fill_diagonal_(math.inf).amin(dim=1)
         against = (fewer > _ALONG * left * (left - 1)) & (norms > _SMALL * norms.median())
         against &= along < torch.minimum(_AGAINST * size, cosines.amin(dim=1))
-        for peer, now, cosine in zip(peers, against.tolist(), (along / size).tolist(), strict=True):
-            lately = self._against[of, peer]
-            lately.append(now)
-            if 2 * sum(lately) > _LATELY:
-                lately.clear()
-                found.append((peer, cosine))
+        lately = self._against[of]
+        lately.append({peers[index] for index in against.nonzero().flatten()})
+        known = zip(peers, (along / size).tolist(), strict=True)
+        found = [one for one in known if 2 * sum(one[0] in each for each in lately) > _LATELY]
+        for each in lately:
+            each.difference_update(peer for peer, _ in found)
         return found
 
 
