@@ -13,6 +13,7 @@ stages    copies, encoding, means, outer step and hash of a fragment, one by one
 site      two ranks of torchrun with Gloo beside one process
 encode    encoding where the parameters are beside encoding on the host
 overlap   steps with a round in flight beside a plain loop's; the other peer is on the CPU
+losses    four workers in one process: alone, data-parallel, and two presets
 
 Each check runs in a fresh process once one has failed on a card.
 """
@@ -51,6 +52,7 @@ from murmuration.worker.tasks.llama_config import LlamaConfig
 from murmuration.worker.training import device as devices
 from murmuration.worker.training.fragment import FragmentReplica, _prepared
 from murmuration.worker.training.mailbox import RoundDone
+from tests.lab.one_process import Training, train
 from tests.support.workers import free_addresses
 
 Figures = dict[str, Any]
@@ -62,9 +64,10 @@ _PATIENCE_S = 180.0  # of a check
 _SLOWER = 1.02  # a step with a round in flight, of a plain one
 _PEERS, _FREE = 2, 4  # that exchange; steps of a plain loop before it is timed
 # Width, layers.
-SIZES = {"tiny": (32, 2), "100m": (768, 14), "500m": (1536, 18)}
+SIZES = {"tiny": (32, 2), "10m": (384, 6), "30m": (512, 10), "100m": (768, 14), "500m": (1536, 18)}
 OVERLAPS = ("streaming", "onebit", "sparse", "streaming-noloco", "diloco", "noloco")
 LARGE = ("streaming", "onebit", "diloco")  # at 500 million
+LINES = {"alone": "local", "ddp": "local", "streaming": "streaming", "onebit": "onebit"}
 
 
 class Skipped(Exception):
@@ -472,7 +475,7 @@ def pcie_bytes() -> Iterator[list[int]]:
         devices.pinned, devices.copy_to_host = there, back
 
 
-# -------------------------------------------------------------------------------------------- site
+# ------------------------------------------------------------------------------------ site, losses
 
 
 def site(kind: str, at: Place) -> Figures:
@@ -496,6 +499,38 @@ def site(kind: str, at: Place) -> Figures:
     return {"far": far} if far < 1e-5 else {"far": far, _MISSED: "at most 1e-5 far"}
 
 
+def losses(line: str, size: str, at: Place) -> Figures:
+    """The loss after some steps of a line, on Python's own sources."""
+    workers, steps = (2, 8) if at.small else (4, {"10m": 300, "30m": 200}.get(size, 100))
+    sizes = ",".join(f"{key}={value}" for key, value in architecture(size).items())
+    settings = [f"task.architecture={{{sizes}}}", "inner.lr=0.001", "inner.optimizer='adamw'"]
+    settings += [f"task.batch_size={2 if at.small else 8}"]
+    settings += [f"task.context_bytes={16 if at.small else 256}", "inner.precision='bf16'"]
+    if line == "ddp":  # the mean gradient of as many batches
+        settings.append(f"inner.accumulate={workers}")
+    if at.small and line == LINES[line]:
+        settings += ["diloco.inner_steps=4", "diloco.overlap_steps=1"]
+    began = time.perf_counter()
+    done = train(
+        Training(
+            preset=LINES[line],
+            settings=tuple(settings),
+            steps=steps,
+            workers=workers,
+            seed=0,
+            device=str(at.device),
+        )
+    )
+    return {
+        "loss": done.loss_of(done.anchors(), 2 if at.small else 16),
+        "params": sum(fragment.elements for fragment in done.fragments),
+        "steps": steps,
+        "workers": workers,
+        "mb_sent": done.sent_bytes / 1e6,
+        "trained_s": time.perf_counter() - began,
+    }
+
+
 # --------------------------------------------------------------------------------------- the list
 
 Check = Callable[[Place], Figures]
@@ -509,6 +544,8 @@ def checks(small: bool) -> dict[str, Check]:
     found |= {f"encode-{n}": partial(encode, n) for n in ("sign", "e3m0", "topk128")}
     first = "tiny" if small else "100m"
     found |= {f"overlap-{first}-{n}": partial(overlap, n, first) for n in OVERLAPS}
+    for size in ("tiny",) if small else ("10m", "30m", "100m"):
+        found |= {f"losses-{size}-{line}": partial(losses, line, size) for line in LINES}
     found |= {} if small else {f"overlap-500m-{n}": partial(overlap, n, "500m") for n in LARGE}
     return found
 
