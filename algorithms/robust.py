@@ -36,6 +36,7 @@ COMPARED = 16_384  # values of a shard, drawn by its reducer; a sixteenth has a 
 _ALONG = 0.03  # the mean cosine of each two others: honest peers have 0.08 and more
 _SMALL = 0.25  # medians
 _AGAINST = -0.15  # a cosine: the liar of 16 has -0.26, an honest peer 0.2 and more
+_TAKES_BACK = 0.3  # medians: other text has 0.19, what is turned at the limit 0.6 and more
 
 
 def norm(values: Tensor) -> float:
@@ -165,13 +166,9 @@ class UsualNorms:
 
 
 class Doubts:
-    """The findings of checks of means, until they are enough to name a peer.
-
-    A peer that does not show what it has contributed, in three checks of eight, has something to
-    hide. Where a contributor shows other values than its reducer says it has, three checks in a
-    row, one of the two lies: it is the one that disagrees with three others, or in a small group
-    with all others but one. A round that it has contributed to again may explain one check. A mean
-    may be too large for what was announced, or leave most out, but not in three rounds of eight."""
+    """The findings of checks of means, until they are enough to name a peer (docs/adr/0036): of two
+    that disagree for three checks, the one that disagrees with three others, or in a small group
+    with all others but one."""
 
     def __init__(self) -> None:
         self._hidden = defaultdict[str, deque[bool]](lambda: deque(maxlen=_LATELY))
@@ -220,26 +217,29 @@ class Directions:
 
     def saw(
         self, of: object, peers: Sequence[str], samples: Sequence[Sequence[Tensor]]
-    ) -> list[tuple[str, float]]:
-        """Returns (peer, cosine) of those to tell of. Args: of: a shard; samples: by block."""
+    ) -> list[tuple[str, float, bool]]:
+        """Returns (peer, cosine, whether it takes back much of what three or more others learn) of
+        those to tell of. Args: of: a shard; samples: by block."""
         if not samples or len(peers) < _FEWEST:
             return []
         rows = torch.stack([*map(torch.cat, zip(*samples, strict=True))])
         norms, units, others = rows.norm(dim=1), torch.nn.functional.normalize(rows), len(peers) - 1
+        median = norms.median()
         cosines = (units @ units.T).fill_diagonal_(0)
         along = cosines.sum(dim=1)
         pairs = cosines.sum() - 2 * along  # of the others, each two twice
         size = (pairs + others).clamp(min=0).sqrt()
         out, left = (1, others - 1) if others > 2 else (0, 2)  # of more, any one may seem to agree
         fewer = (pairs[:, None] - 2 * out * (along - cosines)).fill_diagonal_(math.inf).amin(dim=1)
-        against = (fewer > _ALONG * left * (left - 1)) & (norms > _SMALL * norms.median())
+        against = (fewer > _ALONG * left * (left - 1)) & (norms > _SMALL * median)
         against &= along < torch.minimum(_AGAINST * size, cosines.amin(dim=1))
         lately = self._against[of]
         lately.append({peers[index] for index in against.nonzero().flatten()})
-        known = zip(peers, (along / size).tolist(), strict=True)
+        much = (along * norms < -_TAKES_BACK * median * size) & torch.tensor(others > 2)
+        known = zip(peers, (along / size).tolist(), much.tolist(), strict=True)
         found = [one for one in known if 2 * sum(one[0] in each for each in lately) > _LATELY]
         for each in lately:
-            each.difference_update(peer for peer, _ in found)
+            each.difference_update(peer for peer, _, _ in found)
         return found
 
 

@@ -84,16 +84,23 @@ async def test_gradients_that_are_far_too_large_are_left_out_from_the_third_step
         assert peer.warned("d is in quarantine")
 
 
-@pytest.mark.parametrize(("aggregation", "counted"), [("mean", 4), ("trimmed", 3)])
-async def test_what_a_peer_turns_that_not_all_trust_is_left_out(aggregation, counted):
-    problem = replace(LONG, layers=(2**17,), rounds=RoundConfig(aggregation=aggregation))
-    async with NearSwarm(problem, "abcd") as swarm:
+@pytest.mark.parametrize(
+    ("names", "rounds", "counted"),
+    [
+        ("abcd", RoundConfig(), 3),
+        ("abcd", RoundConfig(norm_limit=0.0), 4),
+        ("abd", RoundConfig(aggregation="trimmed"), 2),
+    ],
+)
+async def test_what_a_peer_turns_is_left_out_of_four_or_where_not_all_trust(names, rounds, counted):
+    problem = replace(LONG, layers=(2**17,), rounds=rounds)
+    async with NearSwarm(problem, names) as swarm:
         with contributing("d", -1.2, 1.2):
-            honest = [swarm[name] for name in "abc"]
+            honest = [swarm[name] for name in names[:-1]]
             await swarm.until(lambda: all(p.versions >= (12,) for p in honest), 12)
         told = [text for peer in honest for text in peer.warnings]
         start = r"d has pointed against the others up to shard \d of round 4 "
-        assert [bool(re.match(start, text)) for text in told] == [True] * 3
+        assert [bool(re.match(start, text)) for text in told] == [True] * len(honest)
         assert honest[0].of_kind("round")[-1]["contributors"] == counted
 
 

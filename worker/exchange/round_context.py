@@ -110,12 +110,11 @@ class RoundConfig:
     retry_s: float = 0.25  # between two tries of one exchange
     slack_s: float = 30.0  # added to every deadline
     # A contribution whose norm is above this many times the median of the round's counts as far as
-    # that, and in a small mean less far (`limit_of`); 0: no limit. For means of three peers or
-    # more.
+    # that, and in a small mean less far (`limit_of`); 0: no limit, and peers that point
+    # against the others count too. For means of three peers or more.
     norm_limit: float = robust.NORM_LIMIT
     # Of the shards that this peer reduces: the `mean`; or of three or more the `trimmed` mean,
-    # which leaves out the largest and the smallest fifth of each value, and who points against
-    # the others.
+    # without each value's largest and smallest fifth, and without peers that point against others.
     aggregation: robust.Aggregation = "mean"
 
     def __post_init__(self) -> None:
@@ -206,15 +205,16 @@ class Context:
             self.on_caught()
         return news
 
-    def points_against(self, peer: str, cosine: float, at: object) -> None:
-        """Warns of a peer that does so, and leaves it out where not all are trusted."""
-        counts = self.config.aggregation == "mean"
+    def points_against(self, peer: str, cosine: float, much: bool, at: object) -> None:
+        """Warns of a peer that does so, and leaves it out where that is much, and not allowed."""
+        much = much and self.config.norm_limit > 0
+        out = much or self.config.aggregation == "trimmed"
         self.counts.against[peer] += 1
-        if self.counts.against[peer] == 1 if counts else self.quarantine.caught(peer):
+        if self.quarantine.caught(peer) if out else self.counts.against[peer] == 1:
+            counts = "is left out (see rounds.norm_limit)" if out else "counts as before"
             text = (
                 f"{peer} has pointed against the others up to {at} (cosine {cosine:.2f}): its data "
-                "or labels are other than theirs, or it turns what it has learned; what it "
-                f"contributes {'counts as before' if counts else 'is left out'}"
+                f"or labels are other than theirs, or it turns what it has learned; that {counts}"
             )
             self.log(new_event("warning", text=text))
 

@@ -26,7 +26,7 @@ async def reduce(
     codec, key, shard = context.reduction_codec, due.key, due.shard
     elements, leaves = shard.stop - shard.start, context.leaves(shard)
     stride, samples = max(1, elements // COMPARED), list[list["Tensor"]]()
-    told: list[tuple[str, float]] = []
+    told: list[tuple[str, float, bool]] = []
     by = slice(context.rng.randrange(stride) if stride > 1 else 0, None, stride)
     compares = context.plan.compares_norms and not context.ends_run and elements >= COMPARED // 16
 
