@@ -4,12 +4,12 @@ A rate is the receiver's word: how fast a payload of a round came in from one se
 receivers see a sender slow, it is the sender's uplink; if one receiver sees nearly all senders
 slow, it is that one's downlink; if only one pair is slow, it is the link between the two. A machine
 is slow by the time of its inner steps, a disk by that of a checkpoint (docs/adr/0025). The median
-over the others is usual, so one peer's word moves nothing.
+over the others is usual, the milder of two middle ones: so one peer's word moves nothing.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean, median
+from statistics import fmean, median, median_high, median_low
 from typing import Literal
 
 Kind = Literal["uplink", "downlink", "link", "machine", "disk"]
@@ -123,11 +123,11 @@ class _Look:
         others = [came for pair, came in self._rates.items() if peer not in pair]
         if len(own) < 2 or not others:
             return None
-        usual_mbps, limits = median(mbps for mbps, _ in others), self._limits(place)
+        (usual_mbps, usual_s), limits = median_low(others), self._limits(place)
         slow = sum(mbps < limits.rate * usual_mbps for mbps, _ in own)
         if slow < MOST_OF * len(own):
             return None
-        excess_s = median(s for _, s in own) - median(s for _, s in others)
+        excess_s = median(s for _, s in own) - usual_s
         cost = self._cost(peer, excess_s)
         if cost < limits.cost:
             return None
@@ -156,7 +156,7 @@ class _Look:
             pair = (sender, receiver)
             if not (others := [came for other, came in self._rates.items() if other != pair]):
                 continue
-            usual_mbps, usual_s = (median(each) for each in zip(*others, strict=True))
+            usual_mbps, usual_s = median_low(others)
             place = FaultPlace("link", *pair)
             cost, limits = self._cost(sender, seconds - usual_s), self._limits(place)
             if mbps < limits.rate * usual_mbps and cost >= limits.cost:
@@ -195,7 +195,7 @@ class _Look:
         """The median over the others."""
         values = [getattr(each, name) for each in self._swarm.values() if each.peer != peer]
         known = [value for value in values if value is not None]
-        return median(known) if known else None
+        return median_high(known) if known else None
 
     def _cost(self, peer: str, excess_s: float) -> float:
         """The share of a round that others lose by this: they wait for no longer than they wait."""

@@ -1,5 +1,6 @@
 """Asks any worker or coordinator how the swarm is: one of them, or through it all that it knows."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -41,7 +42,7 @@ def ask(
     did in time, or it was no status. Args: identity: of a member, where the run is encrypted."""
     began_s = time.monotonic()
     try:
-        target = reach.target_of(address)
+        target = asyncio.run(reach.find_target(address))
         if identity is None:
             channel = grpc.insecure_channel(target, options=_OPTIONS)
         else:

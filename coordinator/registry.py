@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.addresses import check_name
+from murmuration.protos.addresses import check_address, check_name
 from murmuration.protos.documents import (
     MAX_START_MS,
     PROFILE_BYTES,
@@ -114,7 +114,8 @@ class Registry:
         try:
             for name in (member.peer, member.address):
                 check_name(name, BadDocument)
-        except BadDocument as error:
+            check_address(member.address, member.peer)
+        except ValueError as error:
             return f"bad member: {error}"
         if len(member.profile) > PROFILE_BYTES or member.ByteSize() > 3 * PROFILE_BYTES:
             return f"bad member: {member.ByteSize()} bytes; no worker would believe it"

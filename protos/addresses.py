@@ -20,6 +20,15 @@ def check_name(name: str, error: type[Exception]) -> None:
         )
 
 
+def check_address(address: str, peer: str) -> None:
+    """Raises ValueError: others cannot dial the peer there, but a Unix socket or another peer."""
+    if (split_relayed(address) or (peer,))[0] != peer:
+        raise ValueError(f"{address!r} leads to another peer, or through a relay to a relay")
+    for each in dialled(address):
+        if "/" in split_address(each if ":" in each else f"{each}:0")[0]:
+            raise ValueError(f"{each!r} is no HOST:PORT")
+
+
 def split_address(address: str) -> tuple[str, int]:
     """Splits `HOST:PORT` or `[IPv6]:PORT`. Raises ValueError: a line that says what is wrong."""
     host, colon, port = address.rpartition(":")
@@ -74,6 +83,12 @@ def alternatives(address: str) -> tuple[str, ...]:
     """Where a peer is dialled directly, in order: `192.0.2.7:7700,10.0.0.5:7700` are two."""
     direct = address.partition(";")[2] if "@" in address else address
     return tuple(direct.split(",")) if direct else ()
+
+
+def dialled(address: str) -> tuple[str, ...]:
+    """Each HOST:PORT of a peer's address: of relays, and of the peer."""
+    _, relays = split_relayed(address) or ("", ())
+    return *relays, *alternatives(address)
 
 
 def public_address(address: str) -> str:

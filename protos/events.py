@@ -4,6 +4,7 @@ Each is a map with `event`, its kind, `peer`, `at`, the time of day, `time_s`, s
 start, and the fields of its kind. Of another version, what does not fit counts as missing.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import Literal
@@ -79,6 +80,7 @@ Log = Callable[[dict[str, object]], None]  # takes events
 Curve = list[tuple[int, float]]  # (inner step, training loss in nats)
 
 _MAX_TEXT, _MOST = 20_000, 1e100
+_MOST_WARNINGS, _MOST_BY_ONE = 32, 4
 
 
 def new_event(kind: EventKind, **fields: object) -> dict[str, object]:
@@ -86,16 +88,19 @@ def new_event(kind: EventKind, **fields: object) -> dict[str, object]:
 
 
 class Warnings:
-    """Warning events, each told once. Args: log: takes the events; most: how many in all."""
+    """Warning events, each told once: 32, and four by each peer, so that none takes others' place.
+    Args: log: takes the events."""
 
-    def __init__(self, log: Log, most: int = 32) -> None:
-        self._log, self._most = log, most
-        self._told: set[str] = set()
+    def __init__(self, log: Log) -> None:
+        self._log, self._told = log, set[str]()
+        self._by: Counter[str] = Counter()
 
-    def add(self, text: str, detail: str = "") -> None:
-        """Tells of it, if it is new. Args: detail: said with it; may differ the next time."""
-        if text not in self._told and len(self._told) < self._most:
+    def add(self, text: str, detail: str = "", by: str = "") -> None:
+        """Tells of it, if it is new. Args: detail: said with it; may differ the next time; by: the
+        peer whose words or doing it is."""
+        if text not in self._told and self._by[by] < (_MOST_BY_ONE if by else _MOST_WARNINGS):
             self._told.add(text)
+            self._by[by] += 1
             self._log(new_event("warning", text=f"{text}: {detail}" if detail else text))
 
 

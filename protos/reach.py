@@ -6,7 +6,7 @@ import ipaddress
 import socket
 import threading
 import time
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import suppress
 from enum import StrEnum
 
@@ -103,15 +103,9 @@ def resolved(host: str, timeout_s: float = LOOK_UP_S) -> Places:
         raise UnknownName(host, _SILENT) from None
 
 
-def target_of(address: str) -> str:
-    """How gRPC dials a peer: by all addresses of its hosts, 0.25 s apart, until one takes the
-    handshake. Blocks. Raises UnknownName: none is known."""
-    asked = [(host, port, *_look_up(host, LOOK_UP_S)) for host, port in _to_look_up(address)]
-    wait([answer for _, _, answer, _ in asked], max((left for *_, left in asked), default=0.0))
-    return _target(asked) if asked else address
-
-
 async def find_target(address: str, timeout_s: float = LOOK_UP_S) -> str:
+    """How gRPC dials a peer: by all addresses of its hosts, 0.25 s apart, until one takes the
+    handshake. Raises UnknownName: none is known."""
     asked = [(host, port, *_look_up(host, timeout_s)) for host, port in _to_look_up(address)]
     if not asked:
         return address
@@ -128,10 +122,11 @@ def ways(address: str, tunnel: str | None) -> list[str]:
 
 
 def known_target(address: str) -> str:
-    """As `target_of` without asking anybody: of several addresses those that are no names."""
+    """As `find_target` without asking anybody: of several addresses those that are no names."""
     known = [(_family(host), host, port) for host, port in _to_look_up(address)]
     places = [(family, host, port) for family, host, port in known if family is not None]
-    return _written(places) if places else address.partition(",")[0]
+    # `unix` may be a name, too.
+    return _written(places) if places else f"{'dns:///' * bool(known)}{address.partition(',')[0]}"
 
 
 def numeric(address: str) -> str:

@@ -29,7 +29,7 @@ ARGUMENTS = {
     "--results {out}/results.jsonl --picture {out}/frontier.png",
     "goodput": "--minutes 1 --quiet-minutes 0.5 --inner-steps 10",
     "gpu": "--device cpu --results {out}/gpu.json",
-    "hostile": "--seconds 1 --only garbage",
+    "hostile": "--seconds 1 --only ghosts",
     "memory": "--layers 1 --preset diloco",
     "same-bits": "",
     "schedules": "pairs --schedules 5",

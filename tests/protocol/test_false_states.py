@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from murmuration.algorithms.plan import PRESETS
 from murmuration.worker.catchup import donors
 from murmuration.worker.membership import Digest, Member, MemberLimits, Phase
 from murmuration.worker.node.node import Node
@@ -212,15 +213,23 @@ async def test_a_joiner_is_told_by_two_and_not_held_up_by_a_liar(pieces, monkeyp
         assert [event for name in "ab" for event in swarm[name].of_kind("adopted")] == []
 
 
-async def test_a_donor_does_not_say_where_a_joiner_is_in_the_run():
-    async with Swarm(steady(100_000), "abc", at=2) as swarm:
+@pytest.mark.parametrize("ahead", [0, 200])
+@pytest.mark.parametrize("plan", ["diloco", "noloco"])
+async def test_a_donor_does_not_say_where_a_joiner_is_in_the_run(plan, ahead):
+    """Nor how many rounds its state has: the bytes of that may be those that others have."""
+    problem = replace(steady(100_000), plan=replace(PRESETS[plan], inner_steps=5))
+    async with Swarm(problem, "abc", at=2) as swarm:
         node = swarm["a"].node
-        node.published = replace(node.published, entry_step=99_990)  # type: ignore[type-var]
+        assert node.published is not None
+        states = tuple(replace(s, version=s.version + ahead) for s in node.published.states)
+        node.published = replace(node.published, entry_step=99_990, states=states)
         node._publish = lambda published: None  # type: ignore[method-assign]  # it lies
         await swarm.join("x", via="b")
         await swarm.until(lambda: swarm["x"].of_kind("adopted") != [], 20)
-        assert swarm["x"].of_kind("adopted")[0]["donor"] == "a"
+        refused = plan == "diloco" and ahead
+        assert (swarm["x"].of_kind("adopted")[0]["donor"] == "a") is not bool(refused)
         assert swarm["x"].trainer.step < 100
+        assert swarm["x"].versions < (10,)
 
 
 def at(version: int, step: int) -> Member:
@@ -243,5 +252,7 @@ def test_how_far_the_others_can_be(version, step, possible):
     for second in range(11):
         limits.takes(90 + second, 1.0, float(second))
     assert limits.can_be_at(at(version, step), mine, 10.0) == possible
+    assert limits.can_follow(10**9 + 2, 10**9)
+    assert not limits.can_follow(10**9 + 3, 10**9), "nobody would believe it"
     # A peer that stood still for a minute finds the others far ahead.
     assert limits.can_be_at(at(version, step), mine, 70.0)

@@ -145,7 +145,7 @@ async def test_calls_of_another_shape_end_alone(liar, name, known):
         await swarm.reached(12, limit_s=120)
         assert all(peer.train.error is None for peer in swarm.alive)
         told = [text for p in swarm.alive for text in p.warnings if "has failed" in text]
-        assert bool(told) == (name == "width" and not known)
+        assert bool(told) == ((name, known) in (("batches", True), ("width", False)))
         assert all(text.startswith(f"a stage call of {liar} has failed: ") for text in told)
         reasons = {event["reason"] for event in swarm[liar].of_kind("rerouted")}
         assert not known or all("activations of" in str(each) for each in reasons), reasons

@@ -5,17 +5,20 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import count
 from random import Random
 
 import pytest
 import torch
 
 from murmuration.algorithms.plan import PRESETS
+from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.membership import Health, Phase, swim
 from murmuration.worker.membership.swim import MembershipConfig
 from murmuration.worker.training.mailbox import Begin, TrainingEvent
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Peer, Swarm
+from tests.support.liar import contributes_nothing
 
 PROBLEM = Problem(layers=(31, 17), plan=replace(PRESETS["diloco"], inner_steps=5), steps=15)
 
@@ -32,6 +35,23 @@ async def test_a_round_that_takes_far_longer_than_the_last_says_for_whom():
             told = swarm[name].of_kind("stalled")[0]
             assert (told["round"], told["waiting_for"]) == (2, ["c"])
             assert float(str(told["seconds"])) > 2 * float(str(told["last_s"]))
+
+
+async def test_a_member_that_talks_much_is_named_all_the_same():
+    """Each of its answers refuses something, in other words each time."""
+    async with Swarm(steady(100_000), "abcd", at=2) as swarm:
+        node, numbers = swarm["d"].node, count()
+        honest = node.server.calls["Control/Gossip"]
+
+        async def answer(request: bytes) -> bytes:
+            said = pb.GossipMessage.FromString(await honest(request))
+            said.refused.extend(f"word {next(numbers)}" for _ in range(8))
+            return said.SerializeToString()
+
+        node.server.calls["Control/Gossip"] = answer
+        await swarm.sleep(10)
+        contributes_nothing(node)
+        await swarm.until(lambda: all(swarm[n].warned("d says that it trains") for n in "abc"), 60)
 
 
 async def test_an_encoding_holds_up_nothing_else_that_training_says():

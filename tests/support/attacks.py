@@ -64,12 +64,6 @@ def words_of_others(target: Target) -> str:
     return f"{len(cards)} of {len(cards)} refused: {refused[0][0]}"
 
 
-def garbage(target: Target) -> str:
-    methods = ("Control/Gossip", "Control/Join", "Control/IndirectProbe")
-    said = [refused(target, method, b"\xff" * 1000) for method in methods]
-    return f"refused: {said[0]}"
-
-
 def bombs(target: Target) -> str:
     lists = b"\x81\xa1x\xdd" + struct.pack(">I", 1_000_000) + b"\x90" * 1_000_000
     me = pb.Member(peer=target.named("x"), address="127.0.0.1:9")
@@ -101,13 +95,6 @@ def long_name(target: Target) -> str:
     expect(longest < _SHORT, f"a line of {longest} characters")
     expect("\x1b" not in said, "it reaches the terminal as it is")
     return f"no line is longer than {longest} characters; {said[:60] or 'answered by a refusal'}"
-
-
-def probe_elsewhere(target: Target) -> str:
-    asked = pb.ProbeRequest(peer="x", address="unix:/tmp/socket", timeout_s=1e300)
-    said = refused(target, "Control/IndirectProbe", asked)
-    expect("is not a member" in said, "refused for something else:", said)
-    return f"refused: {said}"
 
 
 def refused(target: Target, method: str, request: pb.JoinRequest | pb.ProbeRequest | bytes) -> str:
@@ -399,11 +386,9 @@ HOLDING: dict[str, Attack] = {
 CALLS: dict[str, Attack] = {
     "members that cannot be": repeated(far_members),
     "words of others": repeated(words_of_others),
-    "garbage": repeated(garbage),
     "128 bytes of a million lists": repeated(bombs),
     "a profile of 1 MB": repeated(large_profile),
     "a name of 3 MB": repeated(long_name),
-    "a probe of a Unix socket": repeated(probe_elsewhere),
     "probes of 700 ports": probes_of_ports,
     "another's forged departure": repeated(partial(forged_end, health=pb.HEALTH_LEFT)),
     "another's forged death": repeated(partial(forged_end, health=pb.HEALTH_DEAD)),

@@ -194,7 +194,8 @@ class Donors:
             aside_s = max(least_s, 2 * self._held_s[donor.peer])
             self.set_aside(donor, str(error), min(aside_s, _MOST_ASIDE_S))
             return False
-        if any(state.hash != announced[index].hash for index, state in states.items()):
+        said = {index: (at.version, at.hash) for index, at in announced.items()}
+        if said != {index: (state.version, state.hash) for index, state in states.items()}:
             votes = await self._votes(donor, states)  # it has gone on meanwhile
             if not self._enough(donor, votes, goes_back=goes_back):
                 return False
@@ -214,19 +215,22 @@ class Donors:
         me = self._gossip.me.peer
         node.held.shares((donor.peer, *confirmed), states)
         self._adopts += 1
-        step = self._as_far(step, donor)
+        step = min(step, self._as_far(donor, "step", _NEARLY_ROUNDS * self._plan.inner_steps))
+        if votes is None:  # in pairs a version is a place in the schedule, which nobody confirms
+            most = self._as_far(donor, "version", _NEARLY_ROUNDS)
+            states = {i: replace(s, version=min(s.version, most)) for i, s in states.items()}
         node.post(Adopt(donor.peer, step, states, reason, me, confirmed, lost, replaced))
         behind = any(state.version > own[i].version + 1 for i, state in states.items())
         if self._plan.waits_for_nobody and published.phase is Phase.TRAINING and behind:
             self._gossip.leave_out(me)  # it does not keep up
         return True
 
-    def _as_far(self, step: int, donor: Member) -> int:
-        """A position in the schedule, but no further than half of those that train are, nearly."""
+    def _as_far(self, donor: Member, what: str, slack: int) -> int:
+        """The furthest place in the schedule: where half of those that train are, nearly."""
         peers = [m for m in self._gossip.replicas if m.health is Health.ALIVE]
-        at = sorted(m.step for m in peers if m.phase is Phase.TRAINING or m.peer == donor.peer)
-        most = at[(len(at) - 1) // 2] + _NEARLY_ROUNDS * self._plan.inner_steps if at else step
-        return min(step, most)
+        train = (m for m in peers if m.phase is Phase.TRAINING or m.peer == donor.peer)
+        at: list[int] = sorted(getattr(member, what) for member in train)
+        return (at[(len(at) - 1) // 2] if at else getattr(donor, what)) + slack
 
     def _rests(self, published: Published) -> bool:
         """Tells whether to wait with a state of the same version: a peer that parts them often
@@ -301,7 +305,7 @@ class Donors:
     def set_aside(self, donor: Member, reason: str, for_s: float = _ASIDE_S) -> None:
         """Its state is not taken; others come first for a while."""
         self._aside[donor.peer] = self._node.clock() + for_s
-        self._warnings.add(f"fetching from {donor.peer}: {shown(reason, 200)}")
+        self._warnings.add(f"fetching from {donor.peer}: {shown(reason, 200)}", by=donor.peer)
 
     def _do_without(self, donor: Member, reason: str) -> None:
         self.set_aside(donor, reason)
@@ -319,14 +323,13 @@ class Donors:
         for index, state in states.items():
             if len(state.group) > most:
                 raise wire.WireError(f"fragment {index}: a group of {len(state.group)} peers")
-            said = donor.digests[index]
-            other = state.version == said.version and state.hash != said.hash
-            if state.version < said.version or other:
-                kind = wire.WireError if state.version else wire.Again
+            said, at = donor.digests[index], state.version
+            if at < said.version or (at == said.version and state.hash != said.hash):
+                kind = wire.WireError if at else wire.Again
                 raise kind(f"fragment {index} is another state than the announced {said.version}")
-            if not limits.can_follow(state.version, newest.digests[index].version):
+            if not limits.can_follow(at, newest.digests[index].version):
                 raise wire.WireError(
-                    f"fragment {index} is of version {state.version}, announced was {said.version}"
+                    f"fragment {index} of version {at}, announced was {said.version}"
                 )
         if problem := limits.progress_problem(0, step):
             raise wire.WireError(problem)

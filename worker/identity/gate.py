@@ -79,7 +79,8 @@ class Gate:
         reply = await self._offload(work)
         if caller.role == Role.TOKEN and self._authority is not None:
             if reply.refusal:
-                self._warnings.add(f"{shown(asked.name, 64)} was not let in: {reply.refusal}")
+                text = f"{shown(asked.name, 64)} was not let in"
+                self._warnings.add(text, reply.refusal, caller.name)
             else:
                 self._log(new_event("enrolled", name=asked.name, token=caller.name))
         return reply.SerializeToString()

@@ -147,7 +147,7 @@ class MemberLimits:
 
     def can_follow(self, version: int, announced: int) -> bool:
         """Tells whether a peer that has announced version `announced` can give `version`."""
-        return version <= announced + _AHEAD_OF_GOSSIP
+        return version <= min(announced + _AHEAD_OF_GOSSIP, self.steps + _FINAL_ROUNDS)
 
 
 def newest(known: Member, heard: Member) -> Member:

@@ -34,7 +34,6 @@ _DIALLED_WITHIN_S = 3.0  # with what it takes to begin, a joiner is told within 
 _PERIOD_S, _EAGER_S = 1.0, 0.25  # between two words to the coordinator
 _CALL_S = 2.0
 _MEET_AGAIN_S = 5.0
-_REFUSALS = 8  # that are told: who is refused may be a stranger
 
 
 class FirstContact:
@@ -58,7 +57,7 @@ class FirstContact:
         self._dialling: defaultdict[str, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(_DIALS)
         )  # by the caller's certificate: what one asks for delays nobody else
-        self._seconds_asked, self._refusals = 0, Warnings(log, _REFUSALS)
+        self._seconds_asked, self._refusals = 0, Warnings(log)
         self._undialled_since: float | None = None
 
     @property
@@ -215,7 +214,7 @@ class FirstContact:
             raise ManifestRefused(f"{address} refuses this peer: {shown(reply.refusal, 200)}")
         members, refused = self.gossip.read_members(reply.members, reply.certificates)
         for reason in refused:
-            self.gossip.warnings.add(f"does not believe {address}: {reason}")
+            self.gossip.warnings.add(f"does not believe {address}: {reason}", by=address)
         start_ms = self.gossip.me.start_ms
         self.gossip.hear(members)
         if again and self.gossip.me.start_ms != start_ms:
@@ -237,34 +236,21 @@ async def ask_to_dial(
 
 def undialable(theirs: str, mine: str) -> str | None:
     """Why the address that a newcomer advertises is none for this swarm, in which `mine` is one."""
-    if (through := addresses.split_relayed(theirs)) is not None:
-        each = (*through[1], *addresses.alternatives(theirs))
-        return next(filter(None, (undialable(address, mine) for address in each)), None)
-    if (through := addresses.split_relayed(mine)) is not None:
-        return undialable(theirs, through[1][0])
-    mine = addresses.public_address(mine)
-    if len(several := addresses.alternatives(theirs)) > 1:
-        return next(filter(None, (undialable(each, mine) for each in several)), None)
-    if ":" in theirs:
-        try:
-            addresses.split_address(theirs)
-        except ValueError as error:
-            return shown(str(error))
-    if "/" in theirs:
-        return f"{shown(theirs)} is no HOST:PORT"
-    there, here = (address.rpartition(":")[0].strip("[]") for address in (theirs, mine))
-    if addresses.is_wildcard(there):
-        return f"nobody can dial {theirs}; say with --advertise at which HOST:PORT others reach you"
-    if addresses.is_loopback(there) and not addresses.is_loopback(here):
-        return (
-            f"{theirs} is reachable from its own machine only, and this swarm is on several; "
-            "listen on 0.0.0.0:7700"
-        )
-    if addresses.is_loopback(here) and not addresses.is_loopback(there):
-        return (
-            f"this swarm is on one machine only; listen on 127.0.0.1 too, or start the peer at "
-            f"{mine} with --listen 0.0.0.0:7700"
-        )
+    mine = addresses.dialled(mine)[0]
+    for each in addresses.dialled(theirs):
+        there, here = (address.rpartition(":")[0].strip("[]") for address in (each, mine))
+        if addresses.is_wildcard(there):
+            return f"nobody can dial {each}; say with --advertise HOST:PORT where others reach you"
+        if addresses.is_loopback(there) and not addresses.is_loopback(here):
+            return (
+                f"{each} is reachable from its own machine only, and this swarm is on several; "
+                "listen on 0.0.0.0:7700"
+            )
+        if addresses.is_loopback(here) and not addresses.is_loopback(there):
+            return (
+                "this swarm is on one machine only; listen on 127.0.0.1 too, or start the peer at "
+                f"{mine} with --listen 0.0.0.0:7700"
+            )
     return None
 
 

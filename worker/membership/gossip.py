@@ -278,11 +278,11 @@ class GossipService:
                 self._node.on_round_trip(sender, self._clock() - began)
                 self._hear(sender, (members, answer))
                 for reason in answer.refused[:_MAX_TOLD]:
-                    self.warnings.add(f"{sender} refuses {shown(reason, 200)}")
+                    self.warnings.add(f"{sender} refuses {shown(reason, 200)}", by=sender)
         except (TransportError, wire.WireError) as error:
             sender = None
             if _EXPELLED in str(error):
-                self.warnings.add(f"{peer} says: {shown(str(error), 160)}")
+                self.warnings.add(f"{peer} says: {shown(str(error), 160)}", by=peer)
         if sender != peer:
             self._news.failed(peer)
         return sender

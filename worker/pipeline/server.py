@@ -69,10 +69,8 @@ class StageServer:
         except (stage_call.MicrobatchDropped, TryElsewhere, wire.WireError) as error:
             elsewhere = not isinstance(error, stage_call.MicrobatchDropped)
             failed = pb.StageCallFailed(reason=str(error), elsewhere=elsewhere)
-            if isinstance(error, stage_call.JobFailed):
-                self._warnings.add(f"a stage call of {shown(call.sender)} has failed", str(error))
-            elif isinstance(error, stage_call.StageCallTooLarge):  # or so its sender says
-                self._warnings.add(str(error))
+            if isinstance(error, stage_call.JobFailed | stage_call.StageCallTooLarge):
+                self._warnings.add(f"a stage call of {shown(asked.sender)} has failed", str(error))
             await stream.send(pb.StageCallDown(failed=failed).SerializeToString())
         else:
             payload = wire.Payload.of(reply.gradient)

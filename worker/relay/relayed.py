@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from murmuration.protos import murmuration_pb2 as pb
-from murmuration.protos.addresses import check_name, public_address, relayed_address, split_relayed
+from murmuration.protos import addresses, murmuration_pb2 as pb
+from murmuration.protos.addresses import public_address, relayed_address, split_relayed
 from murmuration.protos.events import Warnings, new_event
 from murmuration.protos.figures import shown
 from murmuration.worker import wire
@@ -89,7 +89,8 @@ class RelayedPeer(Component):
             await stream.send(message(header=pb.RelayHeader(sender=self._gossip.me.peer)))
             opened = (await received(stream, _RESERVE_S)).opened
             at = public_address(opened.address)
-            check_name(at, wire.WireError)
+            addresses.check_name(at, wire.WireError)
+            addresses.check_address(at, opened.peer)
             if {"@", ";"} & {*at} or self._choice.is_of_another(at, asked, opened.peer):
                 named = shown(f"{opened.peer} at {opened.address}")
                 raise wire.WireError(f"it says that it is {named}, which is another")
@@ -99,9 +100,9 @@ class RelayedPeer(Component):
             reserved = True
             self._answer(asked, True)
             await first_of(self._live(stream), self._listen(stream, asked))
-        except (TransportError, wire.WireError) as error:
+        except (TransportError, ValueError) as error:
             if not reserved:
-                self._warnings.add(f"{asked} does not relay this peer: {shown(str(error))}")
+                self._warnings.add(f"{asked} does not relay this peer", shown(str(error)))
         finally:
             stream.cancel()
             self._answer(asked, False)
@@ -140,7 +141,7 @@ class RelayedPeer(Component):
             await pump(stream, reader, writer)
         except (TransportError, OSError) as error:
             stream.cancel()
-            self._warnings.add(f"nothing comes through a relay: {error}")
+            self._warnings.add(f"nothing comes through the relay {relay}", str(error))
         finally:
             self._tunnels[relay] -= 1
 
@@ -152,5 +153,5 @@ class RelayedPeer(Component):
             await transport.call(address, Method.MEASURE, request, _TRY_S, me)
             leads_here = True
         except TransportError as error:
-            self._warnings.add(f"nothing comes through the relay {relay}: {shown(str(error))}")
+            self._warnings.add(f"nothing comes through the relay {relay}", shown(str(error)))
         self._choice.tried(relay, self._node.clock(), leads_here=leads_here)

@@ -1,7 +1,6 @@
 """The answer of a worker to `murmur status`, as plain values, and those of other peers."""
 
 import asyncio
-import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -31,13 +30,11 @@ _OF_PROGRESS = (
 
 
 class LagMonitor:
-    """Sleeps 50 ms again and again and keeps a uniform sample of how much later it wakes."""
+    """Sleeps 50 ms again and again and keeps how much later it has woken of late."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._samples_s: list[float] = []
-        self._seen, self._max_s = 0, 0.0
-        self._rng = random.Random(0)
+        self._samples_s, self._max_s = deque[float](maxlen=_SAMPLES), 0.0
 
     async def run(self) -> None:
         while True:
@@ -45,14 +42,10 @@ class LagMonitor:
             await asyncio.sleep(_PERIOD_S)
             lag_s = max(0.0, self._clock() - before - _PERIOD_S)
             self._max_s = max(self._max_s, lag_s)
-            self._seen += 1
-            if len(self._samples_s) < _SAMPLES:
-                self._samples_s.append(lag_s)
-            elif (slot := self._rng.randrange(self._seen)) < _SAMPLES:
-                self._samples_s[slot] = lag_s
+            self._samples_s.append(lag_s)
 
     def summary_ms(self) -> dict[str, float]:
-        """p50, p99 and max so far, milliseconds; zeros before the first sample."""
+        """p50 and p99 of late, and max so far, milliseconds; zeros before the first sample."""
         ordered = sorted(self._samples_s) or [0.0]
         p50, p99 = ordered[len(ordered) // 2], ordered[int(0.99 * (len(ordered) - 1))]
         values_s = {"p50": p50, "p99": p99, "max": self._max_s}

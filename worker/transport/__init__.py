@@ -237,8 +237,7 @@ class Places:
             beyond = sum(max(0, taken - self._share) for taken in self._taken.values())
             free = self._taken[who] < self._share or beyond < total // 2
         if not free:
-            taken = f"{self._taken.total()} of at most {total} {self._what}"
-            raise Busy(f"no place is free here: {taken} are under way")
+            raise Busy(f"no place is free here: all of at most {total} {self._what} are under way")
         self._taken[who] += 1
         try:
             yield

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError, Message
 from murmuration.algorithms.counted import MOST_PARTS, RECORDED_ROUNDS, CountedRound, History, Part
 from murmuration.algorithms.fragments import Ranges
 from murmuration.protos import documents, murmuration_pb2 as pb
-from murmuration.protos.addresses import check_name
+from murmuration.protos.addresses import check_address, check_name
 from murmuration.worker.leases.ledger import Block, Holding, LeaseNews, OpenedStream
 from murmuration.worker.membership import MAX_UNREACHABLE, Digest, Health, Member, Phase
 from murmuration.worker.transport import RELAY_METHODS, Method
@@ -145,6 +145,7 @@ def member_from_message(message: pb.Member) -> Member:
         if len({*named}) != len(named) or message.peer in message.unreachable:
             raise WireError(f"peer {message.peer}: itself or a peer twice is {what}")
     try:
+        check_address(message.address, message.peer)
         health, phase = Health(message.health), Phase(message.phase)
     except ValueError as error:
         raise WireError(f"peer {message.peer}: {error}") from error

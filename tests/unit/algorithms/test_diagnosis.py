@@ -113,8 +113,10 @@ def test_what_nobody_waits_for_is_no_fault(noise):
     assert found([replace(each, stall_s=0.0) for each in slow]) == []
 
 
-def test_a_peer_that_lies_harms_nobody_else():
-    honest, everyone = simulated(5), {f"w{n}": (1e-3, 1e9) for n in range(1, 5)}
+@pytest.mark.parametrize("came", [(1e-3, 1e9), (1e9, 0.0)])
+@pytest.mark.parametrize("peers", [3, 4, 5])
+def test_a_peer_that_lies_harms_nobody_else(peers, came):
+    honest, everyone = simulated(peers), {f"w{n}": came for n in range(1, peers)}
     lies = replace(honest[0], received=everyone, step_s=1e-9, save_s=1e-9, stall_s=1e9)
     assert {place.peer for place in found([lies, *honest[1:]])} <= {"w0"}
 

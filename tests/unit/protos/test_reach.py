@@ -20,7 +20,6 @@ from murmuration.protos.reach import (
     numeric,
     plain_cause,
     resolved,
-    target_of,
 )
 from murmuration.worker.identity.authority import Authority
 from murmuration.worker.identity.certificates import Identity, Role, is_encrypted_run
@@ -73,11 +72,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     ],
 )
 def test_a_name_is_dialled_at_all_its_addresses(asked, address, target):
-    assert target_of(address) == target
     assert asyncio.run(find_target(address)) == target
     assert len(asked) == (address.count(".example") if "@" not in address else 0)
     assert known_target("w0.example:1,192.0.2.7:1,10.0.0.5:2") == "ipv4:192.0.2.7:1,10.0.0.5:2"
-    assert known_target(address) == address.partition(",")[0]
+    assert known_target("unix:7700") == "dns:///unix:7700"
+    assert known_target(address).removeprefix("dns:///") == address.partition(",")[0]
 
 
 def test_a_proxy_is_dialled_at_that_address_of_its_name_which_answers(asked):
@@ -91,9 +90,8 @@ def test_a_proxy_is_dialled_at_that_address_of_its_name_which_answers(asked):
 
 def test_a_name_that_nobody_knows_is_said_to_be_one(asked):
     says = "^no address is known for the name no.such.example .name or service not known.$"
-    for look_up in (target_of, lambda address: asyncio.run(find_target(address))):
-        with pytest.raises(UnknownName, match=says):
-            look_up("no.such.example:7700")
+    with pytest.raises(UnknownName, match=says):
+        asyncio.run(find_target("no.such.example:7700"))
     assert resolved("w0.example") == ((V4, "192.0.2.7"),)
     assert asked == ["no.such.example", "w0.example"]
 

@@ -99,11 +99,16 @@ def test_names_are_of_1_to_256_bytes(name):
          f"{MAX_UNREACHABLE + 1} peers out of its reach"),
         ("unreachable", ["w3"], "itself or a peer twice"),
         ("unreachable", ["a", "b", "a"], "itself or a peer twice"),
+        ("address", "a@h:1", "'a@h:1' leads to another"),
+        ("address", "w3@a@h:1", "'w3@a@h:1' leads to another"),
+        *(("address", address, "'.*' is no HOST:PORT") for address in
+          ("unix:/tmp/socket", "dns:///w1.example:7700", "h:99999", "h:1,", "h:1,unix:/tmp/socket",
+           "w3@", "w3@h:1,", "w3@unix:/tmp/socket", "w3@h:1;unix:/tmp/socket")),
     ],
 )  # fmt: skip
 def test_what_a_member_cannot_be_is_refused(field, value, says):
     with pytest.raises(WireError, match=f"^peer w3: {says}"):
-        wire.member_from_message(pb.Member(peer="w3", address="a", **{field: value}))
+        wire.member_from_message(pb.Member(**{"peer": "w3", "address": "a", field: value}))
 
 
 def test_a_member_list_is_bounded():
