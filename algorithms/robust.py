@@ -208,7 +208,7 @@ def sampled(values: Iterable[Tensor], by: slice, sample: list[Tensor]) -> Iterat
 
 
 class Directions:
-    """The peers that point against the sum of the others' contributions in five rounds of eight,
+    """The peers that point against the others' sum in five rounds of eight (of three: in seven),
     while those point along with each other, both also without any one of them: they have other data
     or labels, or turn what they learned. Near the optimum of unequal data no others agree."""
 
@@ -229,7 +229,7 @@ class Directions:
         along = cosines.sum(dim=1)
         pairs = cosines.sum() - 2 * along  # of the others, each two twice
         size = (pairs + others).clamp(min=0).sqrt()
-        out, left = (1, others - 1) if others > 2 else (0, 2)  # of more, any one may seem to agree
+        out, left, least = (1, others - 1, 5) if others > 2 else (0, 2, 7)  # any may seem to agree
         fewer = (pairs[:, None] - 2 * out * (along - cosines)).fill_diagonal_(math.inf).amin(dim=1)
         against = (fewer > _ALONG * left * (left - 1)) & (norms > _SMALL * median)
         against &= along < torch.minimum(_AGAINST * size, cosines.amin(dim=1))
@@ -237,7 +237,7 @@ class Directions:
         lately.append({peers[index] for index in against.nonzero().flatten()})
         much = (along * norms < -_TAKES_BACK * median * size) & torch.tensor(others > 2)
         known = zip(peers, (along / size).tolist(), much.tolist(), strict=True)
-        found = [one for one in known if 2 * sum(one[0] in each for each in lately) > _LATELY]
+        found = [one for one in known if sum(one[0] in each for each in lately) >= least]
         for each in lately:
             each.difference_update(peer for peer, _, _ in found)
         return found

@@ -99,7 +99,7 @@ async def test_what_a_peer_turns_is_left_out_of_four_or_where_not_all_trust(name
             honest = [swarm[name] for name in names[:-1]]
             await swarm.until(lambda: all(p.versions >= (12,) for p in honest), 12)
         told = [text for peer in honest for text in peer.warnings]
-        start = r"d has pointed against the others up to shard \d of round 4 "
+        start = r"d has pointed against the others up to shard \d of round [46] "
         assert [bool(re.match(start, text)) for text in told] == [True] * len(honest)
         assert honest[0].of_kind("round")[-1]["contributors"] == counted
 
