@@ -273,7 +273,7 @@ def _stage_lines(report: Report) -> dict[str, str]:
         skip = f", {100 * stages['skip']:.0f} % of the stages left out" if stages["skip"] else ""
         begun = f"{count(stages['microbatches'], 'microbatch')} an iteration"
         lines["routes"] = f"{stages['routing']}{skip}; {begun} from each of stage 0"
-    if stages["iteration_s"] is not None:
+    if None not in (stages["iteration_s"], stages["iteration_p95_s"]):
         late = f"{stages['iteration_p95_s']:.2f} s at the 95th percentile"
         lines["iteration"] = f"{stages['iteration_s']:.2f} s in the median, {late}"
     if (sent := stages["activation_bytes_per_iteration"]) is not None:

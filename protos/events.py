@@ -110,10 +110,10 @@ def int_of(event: Event, key: str) -> int | None:
 
 
 def float_of(event: Event, key: str) -> float | None:
-    """A number of which the sum with others is finite too, else None."""
+    """A number of which sums and quotients with others are finite too, else None."""
     value = event.get(key)
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST:
-        return float(value)
+        return float(value) if abs(value) > 1 / _MOST else 0.0
     return None
 
 

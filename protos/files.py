@@ -48,9 +48,9 @@ def read_ordinary(path: Path, most_bytes: int = -1) -> bytes:
 
 
 def read_json(path: Path, most_bytes: int = 1 << 28) -> Any:
-    """A document. Raises OSError, as `read_ordinary`; ValueError: it is none."""
+    """A document, null where a number is none. Raises OSError, as `read_ordinary`; ValueError."""
     try:
-        return json.loads(read_ordinary(path, most_bytes))
+        return json.loads(read_ordinary(path, most_bytes), parse_constant=lambda _: None)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
 

@@ -130,7 +130,6 @@ def impossible(peer: str, address: str, start_ms: int) -> dict[str, pb.Member]:
         "stage": pb.Member(**live, stage=9),
         "fragments": pb.Member(**live, digests=[pb.FragmentDigest()] * 9),
         "version": pb.Member(**live, digests=[pb.FragmentDigest(version=10**12)]),
-        "profile": pb.Member(**live, profile=b"x" * 20_000),
         "unix:/tmp/socket": pb.Member(peer=peer, address="unix:/tmp/socket", heartbeat=5),
     }
 

@@ -104,6 +104,7 @@ def test_what_a_task_measures_is_a_mean_over_those_that_did():
 def test_numbers_that_json_cannot_hold_become_null_and_so_do_those_that_no_sum_holds():
     curve, most = [[1, math.nan], [2, 1.0], [3, sys.float_info.max]], sys.float_info.max
     figures = {"val_loss": math.nan, "compute_s": math.inf, "stall_s": most}
+    figures |= {"traffic": {"reductions": {"values": 1e-300, "encoded_bytes": 1e99}}}
     report = report_of(*(finished(n, train_loss_curve=curve, **figures) for n in ("w0", "w1")))
     read = json.loads(json.dumps(report, allow_nan=False))
     assert (read["val_loss"], read["compute_s"], read["stall_s"]) == (None, None, None)
@@ -197,7 +198,7 @@ def test_without_every_stage_there_is_no_whole():
 def test_nonsense_from_outside_is_passed_over():
     nonsense = {
         "stages": "many", "routing": 7, "skip": None, "microbatches": None, "stage_counts": [1],
-        "in_flight_peak_bytes": "x", "activation_bytes_sent": None, "iteration_s": None,
+        "in_flight_peak_bytes": "x", "activation_bytes_sent": None, "iteration_s": 1.0,
         "iteration_p95_s": None,
     }  # fmt: skip
     report = report_of(*(staged(number, **nonsense) for number in range(3)))
