@@ -46,7 +46,7 @@ class StepListener:
         """After the last one. Args: moves: parameters may be moved; else the next step begins."""
 
     def _others_step(self, optimizer: Optimizer, tensors: int) -> None:
-        """An optimizer steps that has only parameters which are in no swarm, so many. Once."""
+        """An optimizer steps that has parameters which are in no swarm, so many. Once."""
 
 
 class OptimizerSteps:
@@ -58,7 +58,7 @@ class OptimizerSteps:
     ) -> None:
         self._parameters, self._listener = frozenset(parameters), listener
         self._known: WeakSet[Optimizer] = WeakSet(optimizers)
-        self._others: set[tuple[type[Optimizer], int]] = set()
+        self._told: set[tuple[type[Optimizer], int]] = set()
         self._expected: set[Optimizer] = set(optimizers)  # those of the step before
         self._stepped: set[Optimizer] = set()
         self._within: set[Optimizer] = set()  # those whose step goes on: one may call another's
@@ -136,14 +136,12 @@ class OptimizerSteps:
         if found is not None and bool(found):
             return False
         tensors = [p for group in optimizer.param_groups for p in group["params"]]
-        if any(id(each) in self._parameters for each in tensors):
-            return True
-        if (kind := (type(optimizer), len(tensors))) not in self._others:
-            self._others.add(kind)
+        if (kind := (type(optimizer), len(tensors))) not in self._told:
+            self._told.add(kind)
             free = [p for p in tensors if p.requires_grad and id(p) not in _in_a_swarm]
             if free:
                 self._listener._others_step(optimizer, len(free))
-        return False
+        return any(id(each) in self._parameters for each in tensors)
 
 
 def _is_within_step(optimizer: Optimizer) -> bool:

@@ -50,9 +50,13 @@ def followed(model: nn.Module, optimizer: Any) -> Iterator[Told]:
 
 def optimizers_of(model: nn.Module) -> dict[str, Optimizer]:
     d, g = (SGD(part.parameters(), lr=0.1) for part in model.children())
-    return {"d": d, "g": g, "D": copy.copy(d), "x": SGD(nn.Linear(1, 1).parameters(), lr=0.1)}
+    foreign = [*nn.Linear(1, 1).parameters()]
+    x, y = SGD(foreign, lr=0.1), SGD([*d.param_groups[0]["params"], *foreign], lr=0.1)
+    return {"d": d, "g": g, "D": copy.copy(d), "x": x, "y": y}
 
 
+@row("a copy of the optimizer, or another over the same parameters", "shared", "its steps count")
+@row("parameters beside the model's, in an optimizer that steps both", "told", "they stay here")
 @pytest.mark.parametrize(
     ("steps", "given", "told", "count"),
     [
@@ -67,6 +71,7 @@ def optimizers_of(model: nn.Module) -> dict[str, Optimizer]:
         pytest.param("ddDD", "d", "[][][|[]", 4, id="another from now on"),
         pytest.param("dgddgdg", "dg", "[+][|[]~[+]", 4, id="one is skipped once"),
         pytest.param("xxdxd", "d", "2[][]", 2, id="an optimizer of another model"),
+        pytest.param("dyy", "d", "[]2[|[]", 3, id="one of the model and more"),
     ],
 )
 def test_the_optimizer_that_steps_most_often_counts(steps, given, told, count):
