@@ -107,7 +107,7 @@ class Shares:
     def streams(self) -> list[list[Any]]:
         """Gives each stream's state and how far it is read, for a checkpoint."""
         saved = {stream: reader.saved() for stream, reader in self._readers.items()}
-        return [[stream, *each] for stream, each in saved.items() if each is not None]
+        return [[stream, *each] for stream, each in saved.items() if each and each.state]
 
     def load_streams(self, streams: Iterable[Sequence[Any]]) -> None:
         for stream, *saved in streams:
@@ -277,28 +277,37 @@ class _ForwardReader(Generic[T]):
         self._front: Any = None  # the state before anything was read
         self._keeper: Any = None
         self._source: Any = ()
+        self._last: Callable[[], Any] = lambda: None
         self._items: Iterator[T] | None = None
-        self._epoch, self._told = 0, False
+        self._epoch, self._told, self._goes_on = 0, False, False
 
     def open(self, source: Iterable[T]) -> None:
         self.close()
         self.waits = False
         self._source, self._keeper = source, _keeper_of(source)
-        if self._keeper is None:
-            self._saved = None
-        elif self._front is None:
+        if self._keeper is not None and self._front is None:
             self._front = copy.deepcopy(self._keeper.state_dict())
+        # A class of the user's own may begin again in its __iter__.
+        once = isinstance(source, Iterator) and not hasattr(type(source).__iter__, "__code__")
+        self._goes_on = once and self._last() is source and self._keeper is None
+        if not self._goes_on:
+            self._saved, self.drawn = self._saved if self._keeper else None, []
+        try:
+            self._last = ref(source)
+        except TypeError:  # a zip has no weak references
+            self._last = lambda: source
 
     def close(self) -> None:
         """The pass is over. What the loop may build anew for the next one is not kept."""
         self._saved = self.saved()
         self._source, self._keeper, self._items = (), None, None
-        self.at, self._told, self.drawn = 0, False, []
+        self.at, self._told = 0, False
 
     def saved(self) -> _SavedStream | None:
-        if self._keeper is None or self._items is None:
+        """Gives where it is; without a state that is good for the same iterator alone."""
+        if self._items is None:
             return self._saved
-        state = copy.deepcopy(self._keeper.state_dict())
+        state = None if self._keeper is None else copy.deepcopy(self._keeper.state_dict())
         return _SavedStream(self._epoch, self.at, state, self.name)
 
     def read(self, epoch: int, begin: int, end: int) -> list[T]:
@@ -326,10 +335,16 @@ class _ForwardReader(Generic[T]):
         saved = self._saved or _SavedStream(epoch, 0, self._front)
         if saved.epoch != epoch or saved.at > place:
             saved = _SavedStream(epoch, 0, self._front)
+            if self._goes_on:
+                self._warn(
+                    f"swarm.shard: a {type(self._source).__name__} gives its items once, and has "
+                    "none for another epoch; share what begins again, as a list or a DataLoader"
+                )
+                self._source = ()
         if self._keeper is not None:
             self._keeper.load_state_dict(copy.deepcopy(saved.state))
         self._epoch, self.at = epoch, saved.at
-        items = self._items = iter(self._source)
+        items = self._items = (item for item in self._source)  # whose __iter__ is called once
         for first in itertools.islice(items, 0 if self.at else 1):
             self.first_item = told_by(first)
             self._items = itertools.chain([first], items)

@@ -96,9 +96,15 @@ def test_a_share_that_is_held_gives_epoch_after_epoch_and_has_no_length():
     assert (bool(share), *share, *share) == (True,)
 
 
-class Letters(IterableDataset[str]):
-    def __iter__(self) -> Iterator[str]:
-        return iter("abcdefghijklmnopqrs")
+class Letters(IterableDataset[str], Iterator[str]):
+    """Begins again when it is iterated, and is its own iterator."""
+
+    def __iter__(self) -> "Letters":
+        self._left = iter("abcdefghijklmnopqrs")
+        return self
+
+    def __next__(self) -> str:
+        return next(self._left)
 
 
 def test_batches_of_a_users_own_sampler_stay_whole():
@@ -172,10 +178,10 @@ def test_an_incomplete_batch_is_left_to_the_next_epoch_where_none_is_wanted():
 
 
 @pytest.mark.parametrize("block", [1, 3, 19, 20])
-def test_a_stream_whose_length_nobody_knows_is_shared_to_its_end(block):
-    peers = Peers("a", "b")
+@pytest.mark.parametrize("kind", [Letters, lambda: DataLoader(Letters(), batch_size=None)])
+def test_a_stream_whose_length_nobody_knows_is_shared_to_its_end(block, kind):
+    peers, sources = Peers("a", "b"), {name: kind() for name in "ab"}
     for _ in range(2):
-        sources = {name: DataLoader(Letters(), batch_size=None) for name in "ab"}
         drawn = peers.draw(sources, block=block)
         assert sorted([*drawn["a"], *drawn["b"]]) == list("abcdefghijklmnopqrs")
 
@@ -315,12 +321,20 @@ def test_a_stream_that_goes_on_at_sample_ten_million(kind, at, read):
     assert told == ([True] if kind is Counting else [])
 
 
-def test_an_iterator_is_read_once():
+@row("one generator for several calls of `swarm.shard`", "shared", "each goes on where it is")
+@row("a generator that is shared again after its end", "told", "give what begins again")
+@pytest.mark.parametrize("kind", [lambda n: (i for i in range(n)), lambda n: map(int, range(n))])
+def test_an_iterator_is_read_once(kind):
     source = Counting(9)
     assert Peers("a").draw({"a": source}, block=4) == {"a": [*range(9)]}
     assert source.read == 9
-    drawn = Peers("a", "b").draw({name: iter(range(23)) for name in "ab"}, block=4)
-    assert sorted([*drawn["a"], *drawn["b"]]) == list(range(23))
+    peers, sources = Peers("a", "b"), {name: kind(90) for name in "ab"}
+    drawn = [n for _ in range(3) for a in "ab" for n in islice(peers.share(a, sources[a], 4), 5)]
+    drawn += [n for each in peers.draw(sources, block=4).values() for n in each]
+    assert sorted(drawn) == list(range(90))
+    assert (peers.warned, peers.tables.differing) == ([], {})
+    assert peers.draw(sources, block=4) == {"a": [], "b": []}
+    assert "gives its items once" in peers.warned[0]
 
 
 def test_ranks_of_a_site_take_as_much_each():
