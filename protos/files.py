@@ -104,11 +104,18 @@ def takes_lines(stream: IO[str], wait_s: float = 0.0) -> bool:
     return True
 
 
-def print_line(line: str, *, waits: bool = False) -> None:
-    """Prints on stdout; a reader that went away, or a full disk below, is no error. Args: waits:
-    until it is taken, else the line may be left out."""
+def print_line(line: str, *, to: str = "stdout", waits: bool = False) -> None:
+    """Prints on a stream of `sys`, with question marks for letters that it does not know. That its
+    reader went away, it is closed, or a disk below is full, is no error. Args: waits: until the
+    line is taken, else it may be left out."""
+    stream = getattr(sys, to)
+    encoding = getattr(stream, "encoding", None) or "utf-8"
     try:
-        if waits or takes_lines(sys.stdout):
-            print(line, flush=True)
-    except OSError:  # what it could not write it would try again at the end, and raise
-        sys.stdout = open(sys.stdout.fileno(), "w", closefd=False, errors="replace")  # noqa: SIM115
+        if waits or takes_lines(stream):
+            print(line.encode(encoding, "replace").decode(encoding), file=stream, flush=True)
+    except (
+        OSError,
+        ValueError,
+    ):  # what it could not write it would try again at the end, and raise
+        with suppress(AttributeError, OSError, ValueError):  # it has no file
+            setattr(sys, to, open(stream.fileno(), "w", closefd=False, errors="replace"))  # noqa: SIM115

@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import wraps
@@ -23,7 +22,7 @@ from murmuration.protos.addresses import split_address
 from murmuration.protos.documents import first_difference
 from murmuration.protos.events import NO_END
 from murmuration.protos.figures import is_utf8
-from murmuration.protos.files import takes_lines
+from murmuration.protos.files import print_line
 from murmuration.worker.cli.options import RunFlags
 from murmuration.worker.config import Config, load_config
 from murmuration.worker.errors import ConfigError, ManifestRefused, MurmurError, UsageError
@@ -118,8 +117,8 @@ class LoopLines:
         if log.hasHandlers():
             log.disabled = False  # as `dictConfig` leaves all loggers that it does not name
             log.log(level, "%s", said)
-        elif self._lines is None and level >= least and takes_lines(sys.stderr):
-            print(f"murmuration: {said}", file=sys.stderr, flush=True)
+        elif self._lines is None and level >= least:
+            print_line(f"murmuration: {said}", to="stderr")
 
 
 _SETTINGS = {each.name: key for each in fields(RunFlags) if (key := each.metadata["key"])}
@@ -301,13 +300,7 @@ _NEVER_NONE = frozenset({"listen", "insecure", "no_relay", "relay_mbps", "progre
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Gives a script the options of `Swarm` that differ between machines, `--join` to `--progress`.
 
-    Swarm(model, optimizer, **vars(parser.parse_args())) takes them as they are.
-
-    >>> parser = argparse.ArgumentParser()
-    >>> add_arguments(parser)
-    >>> options = parser.parse_args(["--join", "one.example:7700", "--name", "second"])
-    >>> options.join, options.name, options.insecure
-    (['one.example:7700'], 'second', False)"""
+    Swarm(model, optimizer, **vars(parser.parse_args())) takes them as they are."""
     from murmuration.worker.cli.commands import up  # its options, told once
     from murmuration.worker.library.swarm import Swarm
 

@@ -612,20 +612,7 @@ class Swarm(StepListener):
 
     @contextmanager
     def anchor(self) -> Iterator[nn.Module]:
-        """The model with the anchor's values, for evaluation; the local ones come back after it.
-
-        >>> import torch
-        >>> model = torch.nn.Linear(1, 1, bias=False)
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        >>> with Swarm(model, optimizer, inner_steps=10, steps=20) as swarm:
-        ...     first = model.weight.item()
-        ...     model(torch.ones(1, 1)).sum().backward()
-        ...     optimizer.step()
-        ...     with swarm.anchor() as agreed:
-        ...         print(agreed.weight.item() == first)
-        ...     print(model.weight.item() == first)
-        True
-        False"""
+        """The model with the anchor's values, for evaluation; the local ones come back after it."""
         with self._speaking():
             fragments = self._loop.fragments if self._loop.exchanges else []  # else it is local
             locals_ = [each.local for each in fragments]

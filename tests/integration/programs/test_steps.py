@@ -98,25 +98,6 @@ def skipped_when_due(peer: Peer) -> dict[str, Any]:
     return train(peer, a_round, both)
 
 
-def half_steps(peer: Peer) -> dict[str, Any]:
-    """Sharpness-aware minimization: up the gradient, and a step of the optimizer from there."""
-
-    def a_round(loop: Loop) -> None:
-        for _ in range(H):
-            loop.backward()
-            ups = [0.05 * p.grad for p in loop.model.parameters()]
-            with torch.no_grad():
-                for p, up in zip(loop.model.parameters(), ups, strict=True):
-                    p.add_(up)
-            loop.backward()
-            with torch.no_grad():
-                for p, up in zip(loop.model.parameters(), ups, strict=True):
-                    p.sub_(up)
-            loop.d.step()
-
-    return train(peer, a_round, all_of)
-
-
 def plain(loop: Loop) -> None:
     for _ in range(H):
         loop.step(loop.d)
@@ -138,18 +119,6 @@ def cast(peer: Peer) -> dict[str, Any]:
     return train(peer, a_round, all_of, lambda loop: loop.model.to(torch.bfloat16))
 
 
-def by_hand(peer: Peer) -> dict[str, Any]:
-    """No optimizer takes the steps."""
-
-    def a_round(loop: Loop) -> None:
-        loop.backward()
-        with torch.no_grad():
-            for p in loop.model.parameters():
-                p.sub_(0.01 * p.grad)
-
-    return train(peer, a_round, all_of)
-
-
 def check(outcomes: list[Outcome]) -> None:
     assert [each.error for each in outcomes] == ["", ""], outcomes
     first, second = (each.value for each in outcomes)
@@ -167,22 +136,10 @@ def test_several_optimizers_are_shared_whichever_steps(tmp_path, loop):
     assert "frozen in the swarm" not in outcomes[0].log
 
 
-@row("a copy of the optimizer, or another over the same parameters", "shared", "its steps count")
-@row("two half steps (SAM)", "shared", "a step is what the optimizer's `step` is")
-def test_whichever_optimizer_steps_the_parameters_counts(tmp_path):
-    check(run(tmp_path, half_steps, half_steps))
-
-
 @row("`p.data = ...`, `vector_to_parameters`, a cast or a layout", "shared", "tensors are followed")
 @pytest.mark.parametrize("loop", [from_a_vector, cast])
 def test_tensors_that_take_the_place_of_others_are_followed(tmp_path, loop):
     check(run(tmp_path, loop, loop))
-
-
-@row("parameters that no optimizer steps", "refused", "an error, and the model stays as it is")
-def test_a_loop_without_any_step_of_an_optimizer_is_an_error(tmp_path):
-    for outcome in run(tmp_path, by_hand, by_hand):
-        assert outcome.error.startswith("UsageError: the parameters have moved, and no step")
 
 
 def copied_before(peer: Peer, seed: int) -> dict[str, Any]:

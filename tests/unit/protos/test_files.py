@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -48,11 +49,17 @@ def test_a_log_rotates_and_keeps_its_earlier_part(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_line_on_a_full_disk_is_no_error_then_nor_at_the_end():
-    program = "from murmuration.protos.files import print_line; [print_line('x') for _ in range(3)]"
+@pytest.mark.parametrize(
+    ("to", "before"),
+    [("stdout", ""), ("stderr", ""), ("stderr", "sys.stderr.close(); ")],
+)
+def test_a_line_that_cannot_be_written_is_no_error_then_nor_at_the_end(to, before):
+    program = f"import sys; from murmuration.protos.files import print_line; {before}"
+    program += f"[print_line('x', to={to!r}) for _ in range(3)]"
     with open("/dev/full", "w") as full:
-        ended = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE)
-    assert (ended.returncode, ended.stderr) == (0, b"")
+        streams: dict[str, Any] = {"stdout": full, "stderr": subprocess.PIPE, to: full}
+        ended = subprocess.run([sys.executable, "-c", program], **streams)
+    assert (ended.returncode, ended.stderr or b"") == (0, b"")
 
 
 def test_a_line_that_nothing_takes_holds_nobody_up_and_is_counted(monkeypatch):

@@ -1,6 +1,8 @@
 """The words for a loop of one's own: through `logging`, else on stderr; on stdout if asked."""
 
+import io
 import logging
+import sys
 
 import torch
 from torch import nn
@@ -51,6 +53,7 @@ def test_events_are_lines_of_logging_at_their_levels(caplog):
     ]
 
 
+@row("stderr that is closed, or whose reader has gone", "shared", "lines are left out")
 def test_without_logging_the_same_lines_are_on_stderr_but_for_those_not_asked_for(
     monkeypatch, capsys
 ):
@@ -67,6 +70,9 @@ def test_without_logging_the_same_lines_are_on_stderr_but_for_those_not_asked_fo
             program.setattr(of, what, value)
             tell(LoopLines())
         assert capsys.readouterr().err == said, what
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    sys.stderr.close()
+    tell(LoopLines())
 
 
 @row("`logging.config.dictConfig`, which disables other loggers", "told", "as it is configured")

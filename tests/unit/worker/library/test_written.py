@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.optim import LBFGS, SGD, Optimizer
 
-from murmuration import Swarm
+from murmuration import Swarm, UsageError
 from tests.support.peers import row
+from tests.support.refusals import one_line
 
 H, STEPS = 4, 10
 ONES = torch.ones(2, 3)
@@ -119,6 +120,7 @@ def casts(loop: Loop, place: int) -> None:
         loop.model.to(torch.bfloat16).to(torch.float32)
 
 
+@row("two half steps (SAM)", "shared", "a step is what the optimizer's `step` is")
 @pytest.mark.parametrize("does", [clamps, clamps_in_epochs, swaps_for_a_look, casts])
 def test_a_loop_that_writes_as_a_part_of_its_steps_is_not_warned(tmp_path, does):
     assert Loop(tmp_path).warnings(does) == ""
@@ -201,12 +203,17 @@ def test_an_optimizer_that_swaps_weights_leaves_the_anchor_alone(tmp_path):
     assert all(torch.equal(held[name], now) for name, now in loop.model.state_dict().items())
 
 
+@row("parameters that no optimizer steps", "refused", "an error, and the model stays as it is")
 @row("`torch.func` loops, which train copies of the parameters", "told", "nothing is shared")
 def test_a_block_without_a_step_is_told(tmp_path):
     loop = Loop(tmp_path)
     with Swarm(loop.model, loop.optimizer, inner_steps=H, out=tmp_path):
         pass
     assert "nothing is shared, as no optimizer" in (tmp_path / "events.jsonl").read_text()
+    unseen = one_line(UsageError, "the parameters have moved, and no step of an optimizer was seen")
+    with unseen, Swarm(loop.model, loop.optimizer):
+        nn.utils.vector_to_parameters(torch.zeros(8), loop.model.parameters())
+    assert not any(p.any() for p in loop.model.parameters())
 
 
 @row("a queue of samples or a memory bank in a buffer, as in MoCo", "told", "rounds average it")
