@@ -1,6 +1,6 @@
-"""Links that are cut and healed, alone or as a partition: nothing counts twice, all agree
-again."""
+"""Links that are cut and healed, alone or as a partition: nothing counts twice, all agree again."""
 
+import random
 from dataclasses import replace
 from itertools import combinations
 
@@ -14,7 +14,7 @@ from murmuration.worker.membership.swim import MembershipConfig
 from murmuration.worker.wire import payloads
 from tests.protocol.problem import Problem, steady
 from tests.protocol.swarm import Swarm
-from tests.protocol.taps import Passing, frame_up, once
+from tests.protocol.taps import Passing, once
 
 NAMES = "abcd"
 
@@ -30,37 +30,25 @@ def _one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_one_chunk")
-async def test_a_link_cut_amid_a_contribution_resumes_and_counts_once():
+@pytest.mark.parametrize("up", [True, False])
+async def test_what_a_cut_link_breaks_off_resumes_and_counts_once(up):
+    """The first frame of a contribution has arrived, or of a reduction has come back."""
     async with Swarm(TWO_FRAMES, "abc") as swarm:
 
         def cut(passing: Passing) -> bytes:
-            # While the second frame is on its way, when the first has arrived.
-            swarm.loop.call_later(0.005, swarm.network.cut, "a", "b")
+            swarm.loop.call_later(0.005 * up, swarm.network.cut, "a", "b")
             swarm.loop.call_later(0.6, swarm.network.heal, "a", "b")
             return passing.message
 
-        swarm.tap = once(lambda p: frame_up("a", "b")(p) and p.exchanged.frame.offset > 0, cut)
+        def frame(p: Passing) -> bool:
+            found = (p.up, p.source, p.target, p.body) == (up, "a", "b", "frame")
+            return found and p.exchanged.frame.offset >= up
+
+        swarm.tap = once(frame, cut)
         await swarm.ends_at_reference()
-        lost = SHARD_BYTES - 1024 * 1024
-        assert swarm["b"].payload_received_bytes == 4 * SHARD_BYTES
-        assert swarm["a"].payload_sent_bytes == 4 * SHARD_BYTES + lost
+        assert {swarm[name].payload_received_bytes for name in "ab"} == {4 * SHARD_BYTES}
+        assert swarm["a"].payload_sent_bytes == 5 * SHARD_BYTES - 1024 * 1024
         assert swarm["c"].payload_sent_bytes == 4 * SHARD_BYTES
-
-
-@pytest.mark.usefixtures("_one_chunk")
-async def test_a_link_cut_amid_a_reduction_resumes_at_its_offset():
-    async with Swarm(TWO_FRAMES, "abc") as swarm:
-
-        def cut(passing: Passing) -> bytes:
-            swarm.network.cut("a", "b")
-            swarm.loop.call_later(0.6, swarm.network.heal, "a", "b")
-            return passing.message
-
-        swarm.tap = once(
-            lambda p: (p.up, p.source, p.target, p.body) == (False, "a", "b", "frame"), cut
-        )
-        await swarm.ends_at_reference()
-        assert swarm["a"].payload_received_bytes == 4 * SHARD_BYTES
 
 
 @pytest.mark.parametrize("frame", [1, 6, 12])
@@ -119,6 +107,18 @@ async def test_a_link_that_comes_and_goes_stops_no_round(monkeypatch):
             assert peer.of_kind("round_failed") == []
             assert [event["contributors"] for event in peer.of_kind("round")] == [4, 4, 4]
             assert len(peer.of_kind("unreachable")) == (peer.name in "ab")
+
+
+@pytest.mark.parametrize("names", ["abcd", "abcdefgh"])
+async def test_marks_that_come_and_go_keep_no_round_waiting(names):
+    """Peers that learn of one at different moments give a shard to two reducers: one hands back."""
+    rng = random.Random(0)
+    async with Swarm(Problem(steps=600), names, at=4) as swarm:
+        for _ in range(20):
+            await swarm.sleep(rng.uniform(0.8, 1.6))
+            gossip = swarm[rng.choice(names[:-1])].node.gossip
+            gossip.avoid(frozenset() if gossip.rules.liars else frozenset(names[-1]))
+        assert max(e["exchange_s"] for p in swarm.alive for e in p.of_kind("round")) < 1.5
 
 
 async def test_a_partition_heals_into_one_swarm():

@@ -227,10 +227,9 @@ class Membership:
     def view_changed(self) -> bool:
         """Tells whether peers, or fields of their `_gist`, are others than at the last call."""
         idle = tuple(sorted({*self._idle.peers, *self.liars}))[:MAX_UNREACHABLE]
-        lacking = (self._reach.unreachable, idle)
-        if lacking != (self.me.unreachable, self.me.idle):
-            beat = self.me.heartbeat + 1
-            self._put(replace(self.me, unreachable=lacking[0], idle=lacking[1], heartbeat=beat))
+        unreachable = self._reach.unreachable
+        if (unreachable, idle) != (self.me.unreachable, self.me.idle):
+            self.update(unreachable=unreachable, idle=idle)
         changed, self._outline_changed = self._outline_changed, False
         return changed
 

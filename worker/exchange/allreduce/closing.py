@@ -111,7 +111,7 @@ class PeerContribution:
     norm: float
     most: float  # the norm that is announced of this shard
     root: bytes
-    stream: object = None  # that it comes on
+    stream: object = None  # that it comes on; it is None where that has ended
     whole: bool = False  # its values are here, and verified
 
 
@@ -141,6 +141,7 @@ class OpenShard:
     contributions: dict[str, PeerContribution] = field(default_factory=dict)
     contributors: dict[str, float] = field(default_factory=dict)  # by when they came
     begun: bool = False  # a contribution has been whole here
+    handed_back: bool = False  # it was another's meanwhile
     quarter_at: float | None = None  # when a quarter of the awaited were here
     quorum_at: float | None = None
     computing: int | None = None  # the attempt that is on its way
@@ -252,7 +253,7 @@ class ReducedShards:
 
     def above(self, key: ShardKey, group: Group) -> str | None:
         """The peer that is to reduce the shard in place of this one, if any. That somebody does not
-        reach this peer moves nothing which has begun here, unless that one is awaited."""
+        reach this peer moves what has begun here once, and not where all awaited is on its way."""
         view, passed_over = self.view, self._passed_over.get(key, ())
         order = self._layout.orders(key.fragment, group)[key.shard]
         order = tuple(peer for peer in order if peer not in passed_over)
@@ -262,10 +263,10 @@ class ReducedShards:
         if best is None:
             return None
         if (entry := self.open.get(key)) is not None and entry.begun:
-            before = takewhile(lambda peer: peer != self._me, order)
-            awaited = self._expected(key, group) - entry.contributors.keys()
-            moves = any(view.usable(peer) for peer in before)
-            if not moves and all(view.reach(self._me, peer) for peer in awaited):
+            moves = any(map(view.usable, takewhile(lambda peer: peer != self._me, order)))
+            given, expected = entry.contributions, self._expected(key, group)
+            come = (p in given and (given[p].whole or given[p].stream) for p in expected)
+            if not moves and (entry.handed_back or all(come)):
                 return None
         return best
 
@@ -280,7 +281,7 @@ class ReducedShards:
         for key, entry in list(self.open.items()):
             movable = entry.begun and entry.computing is None
             if movable and (group := self.group(key)) is not None and self.above(key, group):
-                del self.open[key]
+                self.open[key] = OpenShard(handed_back=True)
 
     def pass_over(self, key: ShardKey, peer: str) -> None:
         self._passed_over[key].add(peer)

@@ -187,6 +187,8 @@ class Reducer:
             answer = await offer.answer
         finally:
             self._offers.pop(offer, None)
+            if offer.contribution is not None and offer.contribution.stream is offer:
+                offer.contribution.stream = None
         match answer:
             case Redirect(peer):
                 redirect = pb.ExchangeDown(redirect=pb.Redirect(peer=peer))
@@ -388,9 +390,7 @@ class Reducer:
             known = weight, offer.norm, norms[places[key.shard]] if norms else 0.0, header.root
             given = closing.PeerContribution(incoming, *known, whole=whole)
             entry.contributions[header.sender] = given
-        offer.contribution = given
-        if not given.whole or own is not None:
-            given.stream = offer
+        offer.contribution, given.stream = given, offer
         offer.decided.set()
         return None
 
