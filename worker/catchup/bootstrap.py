@@ -98,11 +98,11 @@ class Bootstrap:
                         text = f"the first values of {donor.peer} count, and not those here: load "
                         text += "the same on every peer, or begin alone here (--min-peers 1)"
                         node.log(new_event("warning", text=text))
-                apart_s = node.clock() - self._donors.apart_since
-                if under_way and not fetched and apart_s >= DESERTED_S and self._holds_state:
+                lasting = node.clock() - self._donors.apart_since >= DESERTED_S and not fetched
+                if lasting and self._holds_state and have_started(self._gossip.replicas):
                     text = "this peer goes on from its own state: those of the others are too far"
                     node.log(new_event("warning", text=text + " from it and from each other"))
-                    fetched = True
+                    fetched = under_way = True  # though some of them be where this peer is
                 if fetched and under_way:
                     node.post(Started(()))
                     return
