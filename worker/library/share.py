@@ -287,8 +287,9 @@ class _ForwardReader(Generic[T]):
         self._source, self._keeper = source, _keeper_of(source)
         if self._keeper is not None and self._front is None:
             self._front = copy.deepcopy(self._keeper.state_dict())
-        # A class of the user's own may begin again in its __iter__.
-        once = isinstance(source, Iterator) and not hasattr(type(source).__iter__, "__code__")
+        # An __iter__ that does more than to return itself may begin again.
+        does = getattr(getattr(type(source), "__iter__", None), "__code__", None)
+        once = isinstance(source, Iterator) and not (does and does.co_names)
         self._goes_on = once and self._last() is source and self._keeper is None
         if not self._goes_on:
             self._saved, self.drawn = self._saved if self._keeper else None, []

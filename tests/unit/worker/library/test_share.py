@@ -323,12 +323,12 @@ def test_a_stream_that_goes_on_at_sample_ten_million(kind, at, read):
 
 @row("one generator for several calls of `swarm.shard`", "shared", "each goes on where it is")
 @row("a generator that is shared again after its end", "told", "give what begins again")
-@pytest.mark.parametrize("kind", [lambda n: (i for i in range(n)), lambda n: map(int, range(n))])
-def test_an_iterator_is_read_once(kind):
+@pytest.mark.parametrize("of", [iter, lambda n: iter(DataLoader(n, None))])
+def test_an_iterator_is_read_once(of):
     source = Counting(9)
     assert Peers("a").draw({"a": source}, block=4) == {"a": [*range(9)]}
     assert source.read == 9
-    peers, sources = Peers("a", "b"), {name: kind(90) for name in "ab"}
+    peers, sources = Peers("a", "b"), {name: of(range(90)) for name in "ab"}
     drawn = [n for _ in range(3) for a in "ab" for n in islice(peers.share(a, sources[a], 4), 5)]
     drawn += [n for each in peers.draw(sources, block=4).values() for n in each]
     assert sorted(drawn) == list(range(90))
