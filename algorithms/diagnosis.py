@@ -20,6 +20,7 @@ _EXPLAINS = 0.5  # of two directions of a peer, one that is so much worse explai
 _BUSY = 1.3  # times the usual step: such a machine also sends and takes slowly
 _DISK_S = 0.5  # longer than usual: less is nothing to speak of
 _LEAST_SAVES = 2
+MEDIAN_OF = 5  # rounds, are the figures of links and steps
 _HOLD_S, _HOLD_ROUNDS, _HOLD_SAVES = 10.0, 4, 2
 
 
@@ -218,10 +219,11 @@ class _Case:
 
 class Diagnosis:
     """The faults of a swarm over time: each must last before it counts, and be gone as long: for 10
-    s and four rounds of the peer's, of a disk for two checkpoints."""
+    s and four rounds of the peer's, of a disk for two checkpoints. Of its own links a peer believes
+    it at the second look, once there are `MEDIAN_OF` rounds: others wait for it until then."""
 
-    def __init__(self, *, in_turn: bool) -> None:
-        self._in_turn = in_turn
+    def __init__(self, own: str = "", *, in_turn: bool) -> None:
+        self._own, self._in_turn = own, in_turn
         self._cases: dict[FaultPlace, _Case] = {}
 
     @property
@@ -251,6 +253,8 @@ class Diagnosis:
                 since_s = case.verdict.since_s
                 case.verdict, case.well = replace(verdict, since_s=since_s), None
                 lasts = now_s - since_s >= _HOLD_S and evidence - case.at >= least
+                if place.peer == self._own and place.kind in ("uplink", "downlink"):
+                    lasts = lasts or evidence >= MEDIAN_OF
                 if lasts and not case.found:
                     case.found = True
                     changes.append((case.verdict, True))

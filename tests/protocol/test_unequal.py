@@ -67,6 +67,34 @@ async def test_a_peer_that_stands_still_holds_the_others_up_once():
         assert sum(event["contributors"] == 4 for event in rounds) > len(rounds) / 3
 
 
+@pytest.mark.parametrize(
+    ("change", "waited"),
+    [("a link of 2 Mbit/s", [5, 6, 7, 8]), ("half stand still", [5]), ("as many join", [6])],
+)
+async def test_a_change_holds_the_others_up_in_few_rounds_and_names_nobody(change, waited):
+    """A peer finds that its link is slow, and of two halves none goes on without the other."""
+    first, second = "abcd", "efgh"
+    pace = dict.fromkeys(first + second, 0.5)
+    problem = Problem(layers=(72_000,), steps=240, plan=BY_SPEED, step_s=pace)
+    async with Swarm(problem, first if change == "as many join" else first + second) as swarm:
+        await swarm.sleep(55)
+        if change == "a link of 2 Mbit/s":
+            swarm.links_mbps["d"] = 2.0
+        for name in second if change == "half stand still" else ():
+            swarm.freeze(name)
+        for name in second if change == "as many join" else ():
+            await swarm.join(name, via=first)
+        await swarm.sleep(2)
+        for name in second if change == "half stand still" else ():
+            swarm.thaw(name)
+        await swarm.finished()
+        for name in "abc":
+            rounds = swarm[name].of_kind("round")
+            assert not any(event["missed"] for event in rounds)
+            assert {event["round"] for event in rounds if event["stall_s"] > 0.2} == {*waited}
+            assert not swarm[name].warnings
+
+
 async def test_means_are_by_work():
     """One round of one period, in which one peer makes twenty steps and the other ten."""
     plan = Plan(inner_steps=20, dylu=True, weighting="work", outer_lr=1.0, outer_momentum=0.0)

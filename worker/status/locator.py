@@ -1,8 +1,4 @@
-"""Locates faults: what this peer measures of itself and of its links, compared with the others.
-
-Every peer does so by itself, and believes nobody more than the median of the others. An answer has
-some hundred bytes; in a large swarm a peer asks some at a time, in turn.
-"""
+"""Locates faults: what this peer measures of itself and of its links, compared with the others."""
 
 import statistics
 import time
@@ -13,7 +9,7 @@ from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from murmuration.algorithms.diagnosis import Diagnosis, PeerFigures, Verdict
+from murmuration.algorithms.diagnosis import MEDIAN_OF, Diagnosis, PeerFigures, Verdict
 from murmuration.protos.documents import BadDocument, unpack
 from murmuration.protos.events import float_of, int_of, new_event
 from murmuration.worker.background import Component
@@ -29,7 +25,6 @@ _AT_ONCE = 16  # peers that one look asks
 _OLD_S = 60.0  # an answer that counts no more
 _ANSWER_BYTES = 64 * 1024
 _MOST_PAST = 256
-_ROUNDS = 5  # that a median is over
 _SAVES = 3
 _OLD_ROUNDS = 64  # since a peer has sent something: then it is not told any more
 _MOST_SENDERS = 64
@@ -44,9 +39,9 @@ class OwnFigures:
         self.peer, self._arrivals, self._clock = peer, arrivals, clock
         self._rounds = self._saves = 0
         self._ended_s: float | None = None
-        self._round_s: deque[float] = deque(maxlen=_ROUNDS)
-        self._stall_s: deque[float] = deque(maxlen=_ROUNDS)
-        self._steps: deque[tuple[int, float]] = deque(maxlen=_ROUNDS)
+        self._round_s: deque[float] = deque(maxlen=MEDIAN_OF)
+        self._stall_s: deque[float] = deque(maxlen=MEDIAN_OF)
+        self._steps: deque[tuple[int, float]] = deque(maxlen=MEDIAN_OF)
         self._save_s: deque[float] = deque(maxlen=_SAVES)
         # By sender: round, Mbit/s and seconds of what came in it.
         self._received: dict[str, deque[tuple[int, float, float]]] = {}
@@ -57,7 +52,7 @@ class OwnFigures:
             self._round_s.append(now - self._ended_s)
         self._ended_s = now
         for sender, (payload_bytes, seconds) in self._arrivals.taken().items():
-            came = self._received.setdefault(sender, deque(maxlen=_ROUNDS))
+            came = self._received.setdefault(sender, deque(maxlen=MEDIAN_OF))
             came.append((self._rounds, 8e-6 * payload_bytes / max(seconds, 1e-6), seconds))
         latest = sorted(self._received.items(), key=lambda each: -each[1][-1][0])[:_MOST_SENDERS]
         late = self._rounds - _OLD_ROUNDS
@@ -132,13 +127,12 @@ def _short(value: float | None) -> float | None:
 
 
 class FaultLocator(Component):
-    """Finds and tells which peer, link or disk is slow. io thread only. Args: in_turn: whether a
-    peer sends to one at a time, as in pairs."""
+    """Finds and tells which peer, link or disk is slow. io thread only. Args: as `diagnose`."""
 
     def __init__(self, own: OwnFigures, host: "Node", *, in_turn: bool) -> None:
         self._own, self._host, self._clock = own, host, host.clock
         self._since_1970_s = time.time() - self._clock()
-        self._diagnosis = Diagnosis(in_turn=in_turn)
+        self._diagnosis = Diagnosis(own.peer, in_turn=in_turn)
         self._answers: dict[str, tuple[float, PeerFigures]] = {}  # (when, what)
         self._turn, self._next_s = 0, self._clock() + LOOK_S
         self._past: deque[dict[str, object]] = deque(maxlen=_MOST_PAST)

@@ -282,17 +282,17 @@ class Pace:
         self._resumed = self._counted_at is None
 
     def took_over(self) -> None:
-        """It goes on from another's state, and from where that one was in the schedule."""
-        self._counted_at, self._resumed = -math.inf, False
+        """It goes on from another's state, and from where that one was in the schedule. So the
+        round that is on its way, which does without it, makes it no earlier."""
+        self._counted_at, self._resumed, self._missed = -math.inf, False, -1
 
     def round_closed(self, now: float, *, counted: bool) -> None:
         """A round has closed, with this peer's part or without. Without, it goes on further in the
-        schedule, so that its next part is sent earlier: by a quarter of a period, then by half. A
-        part that is early waits for the others, and is in step with them afterwards."""
+        schedule (docs/adr/0043): by a quarter of a period, then by half."""
         if counted:
             self._counted_at, self._since, self._resumed = now, 0, False
         self._missed = 0 if counted or not self._waits_for_nobody else self._missed + 1
-        if self._missed:
+        if self._missed > 0:
             self._rest += self._inner_steps * min(0.25 * self._missed, 0.5)
 
     @property

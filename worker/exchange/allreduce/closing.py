@@ -40,11 +40,8 @@ _FEW_JOINERS = 4
 
 
 class Patience:
-    """How long late peers are waited for: as long as three usual rounds take.
-
-    A round counts from its end to its quorum: a minority that is late makes no wait longer. Where
-    inner steps go by speed a late contribution comes with the next round, so the wait is brief, and
-    none in an overlap (docs/adr/0039, 0043).
+    """How long late peers are waited for: as long as three usual rounds take, and briefly where
+    inner steps go by speed (docs/adr/0039, 0043).
 
     Args: most_s: the longest; also of a fragment of which no round is known."""
 
@@ -144,6 +141,7 @@ class OpenShard:
     handed_back: bool = False  # it was another's meanwhile
     quarter_at: float | None = None  # when a quarter of the awaited were here
     quorum_at: float | None = None
+    most_at: float | None = None  # when more than half of the awaited were here
     computing: int | None = None  # the attempt that is on its way
 
     def contributed(self, peer: str, now: float) -> None:
@@ -350,6 +348,7 @@ class ReducedShards:
         count, awaited = len(here), len(expected | here)
         if entry.quarter_at is None and count >= _PUNCTUAL * awaited:
             entry.quarter_at = now
+        entry.most_at = (entry.most_at or now) if 2 * count > awaited else None
         if count < math.ceil(self._config.quorum * awaited):
             entry.quorum_at = None
             return False
@@ -359,10 +358,12 @@ class ReducedShards:
             spread_s = now - (now if entry.quarter_at is None else entry.quarter_at)
             self.patience.has_quorum(key.fragment, key.round, now, spread_s)
         late = self._late(key, entry, expected, now)
-        wait_s, brief_s = self.wait_s(key, late), self.patience.brief_s(key.fragment)
-        if brief_s is not None and len(group) > 2:  # of two nobody knows which is the slow one
-            wait_s = min(wait_s, brief_s)
-        return not late or now >= entry.quorum_at + wait_s
+        ends = entry.quorum_at + self.wait_s(key, late)
+        brief_s = self.patience.brief_s(key.fragment)
+        # Of two halves nobody knows which is the slow one: each would go on without the other.
+        if brief_s is not None and entry.most_at is not None and len(group) > 2:
+            ends = min(ends, max(entry.quorum_at, entry.most_at) + brief_s)
+        return not late or now >= ends
 
     def _compute(self, key: ShardKey, entry: OpenShard, group: Group, now: float) -> DueMean:
         self.patience.ends(key.fragment, key.round, now)
