@@ -38,6 +38,7 @@ LOCAL = "local"
 SYSTEMS = {"torch-ddp": "ddp", "torchft": "diloco", "hivemind": "diloco"}  # by the preset alike
 LINKS = ("2mbit", "20mbit", "100mbit", "1000mbit")
 PRESETS = ("ddp", "diloco", "streaming")
+no_namespaces = cache(why_not)
 HEADS = (
     "speed beside local", "wall time", "compute utilization", "stall per round",
     "sent per worker and step", "bits per parameter", "validation loss", "note",
@@ -277,11 +278,6 @@ def placed(launch: Launch, link: Link) -> Report:
         report = trained(replace(launch, links=(), program=program))
         link_bytes = dict(zip(launch.names, network.counters(), strict=True))
     return {**report, "link_means": "namespaces", "link_bytes": link_bytes}
-
-
-@cache
-def no_namespaces() -> str | None:
-    return why_not()
 
 
 def main() -> int:

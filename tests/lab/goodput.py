@@ -21,25 +21,22 @@ they have lost, by cause. The rate is corrected for the mean time in which a ste
 """
 
 import argparse
-import json
-import math
 import os
 import random
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from murmuration.algorithms.link import Link
-from tests.support.namespaces import NamespaceHost, Namespaces, NoNamespaces
-from tests.support.workers import Event, at_s
+from tests.support.namespaces import Namespaces, NoNamespaces
+from tests.support.slow_task import TIMES
+from tests.support.workers import Event, WorkerProcess, at_s
 
 WORKERS, MAJORITY = 8, 5
 MBPS, SLOW_MBPS = 100, 5
@@ -55,12 +52,14 @@ AWAY = ("kill", "stop", "replace")  # a worker does not live meanwhile
 class Fault:
     """Args:
     at_s, for_s: since the end of the quiet minutes.
-    place: of the worker, 0 to 7. A newcomer takes the place of the one that has left."""
+    place: of the worker, 0 to 7. A newcomer takes the place of the one that has left.
+    mbps: of a link that is made slow."""
 
     at_s: float
     kind: str
     place: int
     for_s: float
+    mbps: float = SLOW_MBPS
 
     @property
     def end_s(self) -> float:
@@ -97,7 +96,7 @@ class Life:
     """The events of one process, and when it was started, and killed or told to end by the plan."""
 
     events: list[Event]
-    began: float = math.inf
+    began: float
     ended: float | None = None
     leaves: bool = False
 
@@ -110,29 +109,19 @@ class Life:
         rounds = (each for each in self.of_kind("round") if not each["missed"])
         return {(each["fragment"], each["round"]) for each in rounds}
 
-    def useful(self, unnamed: Mapping[tuple[int, int], int]) -> Iterator[tuple[float, float]]:
-        """(time, steps): steps that have ended in the model. Args: unnamed: contributors to a round
-        that do not say themselves that they were in it."""
+    def useful(
+        self, unnamed: Mapping[tuple[int, int], int], least: int = MAJORITY
+    ) -> Iterator[tuple[Event, float]]:
+        """(event, steps): steps that have ended in the model. Args: unnamed: contributors to a
+        round that do not say themselves that they were in it; least: contributors of a round that
+        counts."""
         fragments = {each["fragment"] for each in self.events if each["event"] == "round"}
         for event in self.events:
             if event["event"] == "handed_in" and unnamed.get((event["fragment"], event["round"])):
-                yield at_s(event), event["steps"] / max(1, len(fragments))
+                yield event, event["steps"] / max(1, len(fragments))
             counts = event["event"] == "round" and not event["missed"]
-            if counts and event["contributors"] >= MAJORITY:
-                yield at_s(event), event["work_steps"] / len(fragments)
-
-
-def lives(folder: Path) -> list[Life]:
-    """Reads the lives of a worker. A kill may have cut the last line of each."""
-    found: list[Life] = []
-    for text in (folder / "out").read_text().splitlines():
-        with suppress(ValueError):
-            event = json.loads(text)
-            if event["event"] == "listening":
-                found.append(Life([]))
-            if found:
-                found[-1].events.append(event)
-    return found
+            if counts and event["contributors"] >= least:
+                yield event, event["work_steps"] / len(fragments)
 
 
 @dataclass(frozen=True)
@@ -217,7 +206,7 @@ def outcome(
     first, start = marks[0], max(mark for mark in marks if mark <= begins)
     stop = min((mark for mark in marks if mark >= ends), default=marks[-1])
     slack = STEP_S  # the others learn of the same end a little later
-    useful = [each for life in found for each in life.useful(unnamed)]
+    useful = [(at_s(event), steps) for life in found for event, steps in life.useful(unnamed)]
 
     def taken(since: float, until: float) -> float:
         return sum(steps for when, steps in useful if since + slack < when <= until + slack)
@@ -268,7 +257,7 @@ def losses(found: Sequence[Life], first: float, start: float, stop: float) -> di
         if start < life.began < stop:
             lost["starts, until the first step"] += min(began[0], stop) - life.began
         if life.ended is not None and start < life.ended <= stop:
-            counted = [when for when, _ in life.useful(unnamed)]
+            counted = [at_s(event) for event, _ in life.useful(unnamed)]
             counted += [] if life.leaves else map(at_s, life.of_kind("checkpoint"))
             since_s = life.ended - max([*began, *counted])
             since = "round, of workers that left" if life.leaves else "checkpoint, before kills"
@@ -284,107 +273,72 @@ class Swarm:
     """The processes, each at its place.
 
     Args:
-        folder: each worker has one of its own there, with its events in the file `out`."""
+        folder: each worker has one of its own there.
+        halved: places whose steps take twice as long.
+        forked: processes are not spawned, but forked from one that has all imports."""
 
-    members: Sequence[NamespaceHost]
+    network: Namespaces
     folder: Path
     options: argparse.Namespace
-    names: list[str] = field(default_factory=lambda: [f"w{n}" for n in range(WORKERS)])
-    processes: "dict[int, subprocess.Popen[bytes]]" = field(default_factory=dict)
-    away: set[int] = field(default_factory=set)  # places whose process is to be gone
+    halved: Collection[int] = ()
+    forked: bool = False
+    processes: dict[int, WorkerProcess] = field(default_factory=dict)
     unasked: int = 0
-    everybody: list[str] = field(default_factory=list)
-    began: list[tuple[float, str]] = field(default_factory=list)  # of each process, and whose it is
-    ended: list[tuple[float, str, bool]] = field(default_factory=list)  # by the plan; whether asked
+    lives: dict[str, list[Life]] = field(default_factory=dict)  # of everybody, by name
 
-    def start(self, place: int) -> None:
-        name = self.names[place]
-        if name not in self.everybody:
-            self.everybody.append(name)
-        folder = self.folder / name
-        folder.mkdir(exist_ok=True)
-        with (folder / "out").open("a") as out, (folder / "log").open("a") as log:
-            self.processes[place] = subprocess.Popen(
-                [*self.members[place].prefix, *command(self, place, name)],
-                stdout=out,
-                stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "."},
-            )
-        self.away.discard(place)
-        self.began.append((time.time(), name))
+    def start(self, place: int, name: str) -> None:
+        os.environ[TIMES] = str(1 + (place in self.halved))
+        prefix, python = self.network.members[place].prefix, "" if self.forked else sys.executable
+        worker = WorkerProcess(command(self, place, name), name, prefix=prefix, python=python)
+        self.processes[place] = worker
+        self.lives.setdefault(name, []).append(Life(worker.events, time.time()))
 
     def begin(self, fault: Fault) -> None:
-        process = self.processes[fault.place]
+        worker = self.processes[fault.place]
+        life = self.lives[worker.name][-1]
         match fault.kind:
             case "kill":
-                self.away.add(fault.place)
-                process.kill()
-                self.ended.append((time.time(), self.names[fault.place], False))
+                life.ended = time.time()
+                worker.end()
             case "stop":
-                process.send_signal(signal.SIGSTOP)
+                worker.send(signal.SIGSTOP)
             case "cut":
-                self._link(fault.place, "down")
+                self.network.switch(fault.place, "down")
             case "slow":
-                self._shape(fault.place, SLOW_MBPS)
+                self.network.shape(fault.place, Link(rate_mbps=fault.mbps))
             case "replace":
-                self.away.add(fault.place)
-                process.terminate()
-                self.ended.append((time.time(), self.names[fault.place], True))
+                life.ended, life.leaves = time.time(), True
+                worker.send(signal.SIGTERM)
 
     def end(self, fault: Fault) -> None:
-        process = self.processes[fault.place]
+        worker = self.processes[fault.place]
         match fault.kind:
             case "kill":
-                self.start(fault.place)
+                self.start(fault.place, worker.name)
             case "stop":
-                process.send_signal(signal.SIGCONT)
+                worker.send(signal.SIGCONT)
             case "cut":
-                self._link(fault.place, "up")
+                self.network.switch(fault.place, "up")
             case "slow":
-                self._shape(fault.place, MBPS)
+                self.network.shape(fault.place, Link(rate_mbps=MBPS))
             case "replace":
-                process.kill()  # it has long left
-                self.names[fault.place] = f"w{len(self.everybody)}"
-                self.start(fault.place)
+                worker.end()  # it has long left
+                self.start(fault.place, f"w{len(self.lives)}")
 
     def watch(self) -> None:
         """Starts again what has ended unasked."""
-        for place, process in self.processes.items():
-            if place not in self.away and process.poll() is not None:
+        for place, worker in self.processes.items():
+            asked = self.lives[worker.name][-1].ended is not None
+            if not asked and (code := worker.process.poll()) is not None:
+                worker.end()
                 self.unasked += 1
-                print(f"{self.names[place]} has ended: {process.returncode}", flush=True)
-                self.start(place)
-
-    def lives(self) -> dict[str, list[Life]]:
-        found = {name: lives(self.folder / name) for name in self.everybody}
-        for when, name in self.began:
-            heard = [life for life in found[name] if at_s(life.events[0]) > when]
-            for life in heard:
-                life.began = when
-        for when, name, asked in self.ended:
-            for life in [each for each in found[name] if each.began < when][-1:]:
-                life.ended, life.leaves = when, asked
-        return found
-
-    def _link(self, place: int, state: str) -> None:
-        hub, port = self._hub_port(place)
-        subprocess.run(["ip", "-n", hub, "link", "set", port, state], check=True)
-
-    def _shape(self, place: int, mbps: float) -> None:
-        for name, interface in (self._hub_port(place), (self.members[place].name, "eth0")):
-            shape = ["root", "tbf", "rate", f"{mbps}mbit", "burst", "64kb", "limit", "256kb"]
-            command = ["tc", "-n", name, "qdisc", "replace", "dev", interface, *shape]
-            subprocess.run(command, check=True)
-
-    def _hub_port(self, place: int) -> tuple[str, str]:
-        """(namespace, interface) of the other end of a member's link."""
-        stem, _, port = self.members[place].name.rpartition("-")
-        return f"{stem}-hub", port
+                print(f"{worker.name} has ended: {code}: {worker.errors[-500:]}", flush=True)
+                self.start(place, worker.name)
 
 
 def command(swarm: Swarm, place: int, name: str) -> list[str]:
     """A worker's."""
-    addresses = [f"{member.address}:{PORT}" for member in swarm.members]
+    addresses = [f"{member.address}:{PORT}" for member in swarm.network.members]
     own = addresses.pop(place)
     if name == f"w{place}":
         words = ["up", "--min-peers", str(WORKERS), "--preset", swarm.options.preset]
@@ -396,7 +350,7 @@ def command(swarm: Swarm, place: int, name: str) -> list[str]:
     words += [word for each in settings for word in ("--set", each)]
     words += ["--name", name, "--listen", own, "--out", str(swarm.folder / name)]
     words += ["--insecure", "--json", "--threads", "1"]
-    return [sys.executable, "-m", "murmuration.worker.cli", *words]
+    return words
 
 
 def through(swarm: Swarm, faults: Sequence[Fault], minutes: float) -> None:
@@ -420,30 +374,39 @@ def attend(swarm: Swarm, until: float) -> None:
 def await_rounds(swarm: Swarm) -> None:
     """Until all workers have completed a round."""
     until = time.monotonic() + 180.0
-    while not all(found and list(found[-1].useful({})) for found in swarm.lives().values()):
+    while not all(list(lives[-1].useful({})) for lives in swarm.lives.values()):
         if time.monotonic() > until:
             raise SystemExit("goodput: no round of all workers in 180 s")
         attend(swarm, time.monotonic() + 1)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=30.0, help="of the plan of faults")
-    parser.add_argument("--quiet-minutes", type=float, default=2.0, help="before it")
-    parser.add_argument("--per-minute", type=float, default=2.0, help="faults")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--preset", choices=("diloco", "streaming"), default="diloco")
-    parser.add_argument("--inner-steps", type=int, default=50)
-    parser.add_argument("--set", action="append", default=[], help="of a worker")
-    parser.add_argument("--out", type=Path, help="keep what the workers write here")
-    options = parser.parse_args()
+def parser(
+    text: str | None, *, minutes: float, quiet_minutes: float, inner_steps: int
+) -> argparse.ArgumentParser:
+    """Returns options with these defaults. SIGTERM ends the workers too."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    made = argparse.ArgumentParser(description=(text or "").splitlines()[0])
+    made.add_argument("--minutes", type=float, default=minutes, help="of the plan of faults")
+    made.add_argument("--quiet-minutes", type=float, default=quiet_minutes, help="before it")
+    made.add_argument("--preset", choices=("diloco", "streaming"), default="diloco")
+    made.add_argument("--inner-steps", type=int, default=inner_steps)
+    made.add_argument("--set", action="append", default=[], help="of a worker")
+    made.add_argument("--out", type=Path, help="keep what the workers write here")
+    return made
+
+
+def main() -> int:
+    options_of = parser(__doc__, minutes=30.0, quiet_minutes=2.0, inner_steps=50)
+    options_of.add_argument("--per-minute", type=float, default=2.0, help="faults")
+    options_of.add_argument("--seed", type=int, default=0)
+    options = options_of.parse_args()
     faults = plan(options.seed, options.minutes, options.per_minute)
     for each in faults:
         print(f"{each.at_s:7.1f} s  w{each.place}  {each.kind:8} for {each.for_s:.1f} s")
     try:
         with tempfile.TemporaryDirectory() as folder:
-            found = measure(options, faults, options.out or Path(folder))
+            tail_s = 2 * options.inner_steps * STEP_S + 5
+            found = outcome(*played(options, faults, options.out or Path(folder), tail_s))
     except NoNamespaces as reason:
         raise SystemExit(f"goodput: {reason}") from reason
     name = ", ".join([options.preset, *options.set])
@@ -451,25 +414,33 @@ def main() -> int:
     return 0 if found.useful / found.living >= TARGET else 1
 
 
-def measure(options: argparse.Namespace, faults: Sequence[Fault], folder: Path) -> Outcome:
-    """One run, from start to end."""
-    folder.mkdir(parents=True, exist_ok=True)
+def played(
+    options: argparse.Namespace,
+    faults: Sequence[Fault],
+    folder: Path,
+    tail_s: float,
+    *,
+    forked: bool = False,
+) -> tuple[dict[str, list[Life]], Sequence[Fault], float, float, int]:
+    """One run, and that long after its plan: what `outcome` takes."""
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": "."}
+    halved = {each.place for each in faults if each.kind == "half"}
     with Namespaces(WORKERS, Link(rate_mbps=MBPS)) as network:
-        swarm = Swarm(network.members, folder, options)
+        swarm = Swarm(network, folder, options, halved, forked)
         try:
             for place in range(WORKERS):
-                swarm.start(place)
+                swarm.start(place, f"w{place}")
             await_rounds(swarm)
             attend(swarm, time.monotonic() + 60 * options.quiet_minutes)
             begins = time.time()
             through(swarm, faults, options.minutes)
             ends = time.time()
-            attend(swarm, time.monotonic() + 2 * options.inner_steps * STEP_S + 5)
+            attend(swarm, time.monotonic() + tail_s)
         finally:
-            for process in swarm.processes.values():
-                process.kill()
-                process.wait()
-        return outcome(swarm.lives(), faults, begins, ends, swarm.unasked)
+            for worker in swarm.processes.values():
+                worker.end()
+        lives = {name: [e for e in each if e.events] for name, each in swarm.lives.items()}
+        return lives, faults, begins, ends, swarm.unasked
 
 
 if __name__ == "__main__":

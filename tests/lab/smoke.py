@@ -30,12 +30,11 @@ ARGUMENTS = {
     "goodput": "--minutes 1 --quiet-minutes 0.5 --inner-steps 10",
     "gpu": "--device cpu --results {out}/gpu.json",
     "hostile": "--seconds 1 --only ghosts",
-    "memory": "--layers 1 --preset diloco",
+    "nobody-waits": "--plan slow elastic --runs 1 --minutes 0.5 --quiet-minutes 0.1",
     "same-bits": "",
     "schedules": "pairs --schedules 5",
-    "sites": "--presets onebit",
 }
-_OF_NAMESPACES = ("bench", "goodput")
+_OF_NAMESPACES = ("bench", "goodput", "nobody-waits")
 
 
 def smoke(name: str) -> str:

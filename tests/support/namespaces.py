@@ -89,6 +89,17 @@ class Namespaces:
         each_way = (("sent_bytes", "rx"), ("received_bytes", "tx"))
         return [{what: each[way]["bytes"] for what, way in each_way} for each in statistics]
 
+    def shape(self, index: int, link: Link) -> None:
+        """Shapes both directions of a member's link, from now on."""
+        rate, burst, limit = map(str, bucket(link))
+        queue = ("tbf", "rate", f"{rate}bps", "burst", burst, "limit", limit)
+        for namespace, device in ((self.members[index].name, "eth0"), (self._hub, f"m{index}")):
+            ran("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", *queue)
+
+    def switch(self, index: int, state: str) -> None:
+        """Takes a member's link `down`, or `up` again."""
+        ran("ip", "-n", self._hub, "link", "set", f"m{index}", state)
+
     def _make_hub(self) -> None:
         """The bridge, and the host's way to it."""
         routes, first = ran("ip", "route"), os.getpid()
@@ -117,10 +128,8 @@ class Namespaces:
         ran("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
         ran("ip", "-n", name, "link", "set", "eth0", "up")
         ran("ip", "-n", name, "route", "add", "default", "via", self.host_address)
-        for namespace, device in ((name, "eth0"), (self._hub, port)) if self._link else ():
-            rate, burst, limit = map(str, bucket(self._link))
-            queue = ("tbf", "rate", f"{rate}bps", "burst", burst, "limit", limit)
-            ran("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *queue)
+        if self._link:
+            self.shape(index, self._link)
 
     def _remove(self) -> None:
         """All that was made, in an order that leaves the host's routes clean at once."""
