@@ -9,7 +9,6 @@ import pytest
 from murmuration.algorithms.plan import PRESETS
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.membership.swim import MembershipConfig
-from murmuration.worker.pipeline.stage_call import StageReply
 from murmuration.worker.training.mailbox import JobKind
 from tests.protocol.stage_swarm import StageSwarm, numbers_in, three_stages
 from tests.protocol.taps import Passing, once
@@ -307,11 +306,3 @@ async def test_random_faults_lose_nothing_unsaid(seed):
             assert peer.trainer.step == problem.steps
         (visits,) = {sum(swarm.counted(stage, problem.steps).values()) for stage in range(3)}
         assert visits > 0
-
-
-async def test_nobody_is_reported_to_who_serves_no_stage(monkeypatch):
-    reply = "murmuration.worker.pipeline.server.StageReply"
-    monkeypatch.setattr(reply, lambda raw, path: StageReply(raw, path and ("nobody",)))
-    async with StageSwarm(three_stages(3), 1) as swarm:
-        await swarm.finished()
-        assert swarm.total("lost") == 0

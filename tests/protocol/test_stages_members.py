@@ -9,6 +9,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from murmuration.algorithms.plan import PRESETS
+from murmuration.worker.pipeline import stage_call
 from murmuration.worker.pipeline.profile import Profile
 from murmuration.worker.pipeline.stage_call import MicrobatchDropped, StageReply
 from murmuration.worker.training.mailbox import JobKind
@@ -117,6 +118,26 @@ async def test_nobody_waits_for_the_earlier_process_of_a_replica():
 
 
 THREE = three_stages(1000, plan=PRESETS["ddp"])
+
+
+@pytest.mark.parametrize("origin", [("ghost", 1), ("0a", 9), ("1b", 3), ("0b", 0)])
+async def test_microbatches_that_no_present_origin_has_begun_are_not_taken(origin):
+    """2b gives their gradients, which would stay in the sum, as those of an origin that is gone."""
+    async with StageSwarm(THREE, {0: 2, 1: 2, 2: 2}, at=3) as swarm:
+        liar, context = swarm["2b"].node.stages, swarm["1a"].node.stages.context
+        of, shape = stage_call.PeerProcess(*origin), (BATCH, CONTEXT, HIDDEN)
+        if of.peer == "0b":
+            of = process_of(swarm["0b"])
+            swarm.kill("0b")
+            await swarm.until(lambda: not context.member("0b").live, 30)
+        values, rest = memoryview(bytes(4 * BATCH * CONTEXT * HIDDEN)), (stage_call.Hop(2, "2b"),)
+        liar.server._reply = AsyncMock(return_value=StageReply(values, ()))
+        key = stage_call.StageCallKey(swarm["1a"].trainer.step + 2, of, 0)
+        call = stage_call.StageCall(key, 1, rest, shape, 0, "2b")
+        with pytest.raises(MicrobatchDropped, match="has begun no such"):
+            await liar._forwarder._call("1a", call, values)
+
+
 SHAPES = {
     "width": (BATCH, CONTEXT, HIDDEN + 8),
     "length": (BATCH, CONTEXT + 1, HIDDEN),
@@ -152,7 +173,7 @@ async def test_calls_of_another_shape_end_alone(liar, name, known):
         swarm.assert_counted_once()
 
 
-@pytest.mark.parametrize("path", [(), ("x" * 3_000_000,)])
+@pytest.mark.parametrize("path", [(), ("nobody",), ("x" * 3_000_000,)])
 async def test_a_false_path_costs_a_few_iterations_of_a_stage_and_names_no_other(path):
     async def call(honest: Any, *args: Any) -> StageReply:
         return replace(await honest(*args), path=path)
@@ -163,6 +184,7 @@ async def test_a_false_path_costs_a_few_iterations_of_a_stage_and_names_no_other
         assert sum(told.discarded for told in swarm["2a"].replica.iterations) <= 8
         told = [text for peer in swarm.alive if peer.name != "1b" for text in peer.warnings]
         assert all("1b" in text for text in told), told
+        assert swarm.total("lost") == 0  # nobody is reported to that serves no stage
 
 
 REPLIES: dict[str, Any] = {

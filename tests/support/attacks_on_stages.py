@@ -55,17 +55,17 @@ def unlike_microbatch(target: Target, shape: tuple[int, int, int], problem: str)
 
 @contextmanager
 def held_microbatches(target: Target, *, forged: bool = False) -> Iterator[Callable[[], str]]:
-    """As large as those of others, of origins of their own, and none of them is ever sent. Args:
-    forged: of an honest origin, and of a later process of it each time."""
+    """As large as those of others, of an honest origin, and none of them is ever sent. Args:
+    forged: of a later process of it each time."""
     open_, starts = list[grpc.Call](), count(now_ms())
 
     def once() -> str:
         if forged and open_:
             open_.pop(0).cancel()
         while len(open_) < _STREAMS:
-            origin = target.swarm.names[1] if forged else f"m{len(open_)}"
+            origin = target.swarm.names[1]
             begun = header(target, origin, BATCH)
-            begun.header.start_ms = next(starts)
+            begun.header.start_ms = next(starts) if forged else target.member(origin).start_ms
             stream = target.stranger.stream("Data/StageCall", [begun])
             open_.append(stream)  # type: ignore[arg-type]  # its stubs know an iterator only
         ended = [stream for stream in open_ if not stream.is_active()]  # type: ignore[attr-defined]  # not in its stubs

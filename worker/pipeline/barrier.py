@@ -1,10 +1,5 @@
-"""When an iteration of a stage is over, and whether what was counted in it can be vouched for.
-
-Each origin reports at the end which microbatches came back by way of which peers. A stage that has
-counted others discards its whole iteration, and says so. What was never counted here discards
-nothing. It answers a report when its sum is complete: until then what it has counted may die with
-it. Why, and how long an origin is waited for: docs/adr/0012.
-"""
+"""When an iteration of a stage is over, and whether what was counted in it can be vouched for. How
+origins report to that end, and how long each is waited for: docs/adr/0012."""
 
 import asyncio
 from collections import Counter, defaultdict, deque
@@ -231,8 +226,7 @@ async def report_iteration(
 ) -> None:
     """Reports the microbatches that came back by way of a peer until it has the report, and has
     ended the iteration if it has counted some; or is gone, or far back. io thread only. `origin` is
-    this peer, as its calls have named it. That a peer is gone is known late, and this origin may be
-    gone then: so they are `unconfirmed` at once, then `lost` or `confirmed`."""
+    this peer, as its calls have named it. They may be `unconfirmed`, then `lost` or `confirmed`."""
     first = member = context.member(peer)
     named: dict[str, Any] = {"run": context.run, "origin": origin.peer, "start_ms": origin.start_ms}
     report = pb.FinishedRequest(**named, iteration=iteration, counted=counted)

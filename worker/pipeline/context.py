@@ -79,6 +79,11 @@ class StageContext:
         assert member is not None, "a peer knows itself"
         return PeerProcess.of(member)
 
+    def is_origin(self, process: PeerProcess) -> bool:
+        """Tells whether it is the present process of a peer that lives and serves stage 0."""
+        origins = (member for member in self.members() if member.live and member.stage == 0)
+        return process in map(PeerProcess.of, origins)
+
     def serving(self) -> list[Member]:
         """The members to which calls may be sent."""
         return list(filter(serves, self.members()))

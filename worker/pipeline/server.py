@@ -1,9 +1,5 @@
-"""Calls that arrive at a stage, or at their origin for the loss; and the reports of origins.
-
-A call holds its stream open until the gradient has come back over the rest of the route. So its
-sender learns at once when a peer further on is gone, and asks another replica. Results stay here
-until the iteration is over: a repeated call is answered, and nothing is computed twice.
-"""
+"""Calls that arrive at a stage, or at their origin for the loss; and the reports of origins. Why a
+call holds its stream until the gradient is back: docs/adr/0012."""
 
 import asyncio
 import math
@@ -28,6 +24,7 @@ from murmuration.worker.transport import Stream
 
 _AT_ONCE_S = 0.001
 _FRAME_S = 120.0  # for a frame of 1 MiB, on a link that 16 calls share
+_UNKNOWN_S, _LOOK_S = 2.0, 0.1  # until gossip has told of an origin that has just begun
 _HOLD_S = 0.5  # an answer to a report is held back; well below the time that its origin waits
 
 
@@ -182,7 +179,7 @@ class StageServer:
             self._context.counts.repeated += 1
         else:
             await self._reached(call)
-            if call.stage > 0 and self._context.member(call.key.origin.peer) is not None:
+            if call.stage > 0:
                 self._tracker.heard(call.key.iteration, call.key.origin)
             # A loss holds nothing for long, and must never wait for memory.
             size = stage_call.call_bytes(header.total_bytes) if call.stage else 0
@@ -234,13 +231,17 @@ class StageServer:
     async def _reached(self, call: StageCall) -> None:
         """Waits until this peer is at the call's iteration. Raises TryElsewhere: it never will be;
         WireError: the loss of what is not under way from here, or has another shape;
-        MicrobatchDropped: this origin has started again."""
+        MicrobatchDropped: its origin has started again, or is no present peer of stage 0."""
         context, origin = self._context, call.key.origin
         if context.stage != call.stage or (call.stage == 0 and origin.peer != context.me):
             raise TryElsewhere(f"stage {call.stage} is not served here")
         if call.stage == 0 and origin != context.process:
             raise stage_call.MicrobatchDropped(f"its origin {origin.peer} has started again")
-        tracker, iteration = self._tracker, call.key.iteration
+        tracker, iteration, came = self._tracker, call.key.iteration, context.clock()
+        while call.stage > 0 and not context.is_origin(origin):
+            if context.clock() >= came + _UNKNOWN_S:
+                raise stage_call.MicrobatchDropped(f"{origin.peer} has begun no such microbatch")
+            await asyncio.sleep(_LOOK_S)
         if call.stage > 0 and (origin.peer, call.sender) in tracker.left_out:
             raise TryElsewhere(f"{origin.peer} does not report what {call.sender} sends of it")
         while tracker.iteration < iteration and not tracker.is_far(iteration):

@@ -2,13 +2,7 @@
 
 import pytest
 
-from murmuration.protos.addresses import (
-    caller_host,
-    is_wildcard,
-    join_address,
-    served_at,
-    split_address,
-)
+from murmuration.protos.addresses import caller_host, is_wildcard, served_at
 from murmuration.protos.exit_codes import UsageError
 
 
@@ -33,11 +27,6 @@ def test_the_host_of_a_caller():
         **dict.fromkeys(("unix:/tmp/socket", "ipv4:nonsense", "w0"), ""),
     }
     assert {peer: caller_host(peer) for peer in hosts} == hosts
-
-
-@pytest.mark.parametrize("address", ["192.0.2.7:7700", "[2001:db8::7]:7700", "w0.example:1"])
-def test_an_address_is_joined_as_it_was_split(address):
-    assert join_address(*split_address(address)) == address
 
 
 def test_a_wildcard_stands_for_all_addresses():

@@ -185,16 +185,19 @@ def report(**other: Any) -> bytes:
     return pb.FinishedRequest(**usual | other).SerializeToString()
 
 
-async def test_no_member_fills_a_table_of_a_stage():
-    peer = Peer()
-    for start_ms in range(20):
-        await peer.server.finished(report(start_ms=start_ms, counted=[]))
-        assert await peer.called(origin=PeerProcess(f"x{start_ms}", 1), whole=False) == "elsewhere"
-    tracker = peer.tracker
-    assert (len(tracker._reported), len(tracker._heard), peer.gossiped) == (2, 2, ([], 0))
-    assert await peer.called(origin=PeerProcess("x" * 1000, 1)) == "elsewhere"
-    with pytest.raises(wire.WireError, match="more than its origin has"):
-        await peer.server.finished(report(counted=[2]))
+def test_no_member_fills_a_table_of_a_stage():
+    async def scenario() -> None:
+        peer = Peer()
+        peer.context.clock, tracker = asyncio.get_running_loop().time, peer.tracker
+        for start_ms in range(20):
+            await peer.server.finished(report(start_ms=start_ms, counted=[]))
+            assert await peer.called(origin=PeerProcess(f"x{start_ms}", 1)) == "dropped"
+        assert (len(tracker._reported), len(tracker._heard), peer.gossiped) == (2, 2, ([], 0))
+        assert await peer.called(origin=PeerProcess("x" * 1000, 1)) == "elsewhere"
+        with pytest.raises(wire.WireError, match="more than its origin has"):
+            await peer.server.finished(report(counted=[2]))
+
+    run(scenario())
 
 
 def test_an_answer_waits_for_the_end_of_the_iteration():
