@@ -216,14 +216,15 @@ class Directions:
         self._against = defaultdict[object, deque[set[str]]](lambda: deque(maxlen=_LATELY))
 
     def saw(
-        self, of: object, peers: Sequence[str], samples: Sequence[Sequence[Tensor]]
+        self, of: object, peers: Sequence[str], samples: Sequence[Sequence[Tensor]], *by: float
     ) -> list[tuple[str, float, bool]]:
         """Returns (peer, cosine, whether it takes back much of what three or more others learn) of
-        those to tell of. Args: of: a shard; samples: by block."""
+        those to tell of. Args: of: a shard; samples: by block; by: their factors in the mean."""
         if not samples or len(peers) < _FEWEST:
             return []
         rows = torch.stack([*map(torch.cat, zip(*samples, strict=True))])
-        norms, units, others = rows.norm(dim=1), torch.nn.functional.normalize(rows), len(peers) - 1
+        norms = rows.norm(dim=1) * torch.tensor(by or 1.0, device="cpu")
+        units, others = torch.nn.functional.normalize(rows), len(peers) - 1
         median = norms.median()
         cosines = (units @ units.T).fill_diagonal_(0)
         along = cosines.sum(dim=1)

@@ -133,16 +133,16 @@ def test_a_partner_counts_as_far_as_usual_contributions():
     assert usual.factor(0, 3.0, 3.0, None) == 0.25  # a part of its own largest
 
 
-@pytest.mark.parametrize("count", [3, 4, 8, 16])
-def test_a_peer_that_points_against_those_that_agree_is_told_of_in_the_fifth_such_round(count):
+@pytest.mark.parametrize(("count", "by"), [(3, ()), (4, ()), (16, ()), (4, (1, 0.2, 1, 1))])
+def test_a_peer_that_points_against_those_that_agree_is_told_of_in_the_fifth_round(count, by):
     peers, common = tuple("abcdefghijklmnop"[:count]), torch.ones(1000)
     directions, told = Directions(), []
     for round_ in range(12):
         values = [common + each for each in contributions(count, round_, 1000)]
         values[1] *= -1.5 if round_ % 3 or count == 3 else 1
-        told += [(round_, *each) for each in directions.saw(0, peers, [values])]
+        told += [(round_, *each) for each in directions.saw(0, peers, [values], *by)]
     ((round_, peer, cosine, much),) = told
-    assert (round_, peer, much) == ((7, "b", True) if count > 3 else (6, "b", False))
+    assert (round_, peer, much) == ((7, "b", not by) if count > 3 else (6, "b", False))
     assert -1 < cosine < -0.5
 
 

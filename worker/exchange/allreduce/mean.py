@@ -51,7 +51,8 @@ async def reduce(
             for left, made in ((before, known), (left_out, None))
             if left is not None and context.plan.compares_norms
         ]
-        told.extend(context.directions.saw((key.fragment, key.shard), due.contributors, samples))
+        at = key.fragment, key.shard
+        told.extend(context.directions.saw(at, due.contributors, samples, *due.factors))
         return context.compression.payload(codec, raw), left_out, lefts
 
     payload, left_out, lefts = await context.worked(len(due.inputs) * elements, work)
