@@ -116,8 +116,9 @@ async def test_marks_that_come_and_go_keep_no_round_waiting(names):
     async with Swarm(Problem(steps=600), names, at=4) as swarm:
         for _ in range(20):
             await swarm.sleep(rng.uniform(0.8, 1.6))
-            gossip = swarm[rng.choice(names[:-1])].node.gossip
-            gossip.avoid(frozenset() if gossip.rules.liars else frozenset(names[-1]))
+            node = swarm[rng.choice(names[:-1])].node
+            node.context.quarantine.liars ^= {names[-1]}
+            node.gossip.tick()
         assert max(e["exchange_s"] for p in swarm.alive for e in p.of_kind("round")) < 1.5
 
 

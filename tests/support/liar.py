@@ -34,7 +34,7 @@ from murmuration.worker.exchange.allreduce.contributor import Contributor
 from murmuration.worker.identity import certificates, renewal
 from murmuration.worker.leases.ledger import Block, LeaseNews
 from murmuration.worker.membership import Digest, Phase
-from murmuration.worker.membership.evidence import Reachability
+from murmuration.worker.membership.evidence import IdlePeers, Reachability
 from murmuration.worker.node.node import Node
 from murmuration.worker.pipeline.stage_call import StageCall, StageReply
 from murmuration.worker.training.mailbox import Begin
@@ -183,6 +183,15 @@ def begins_again(node: Node) -> None:
     for fragment in range(len(node.context.elements)):
         node.give_up(fragment, "it begins again")
     asyncio.get_running_loop().call_later(1.0, begins_again, node)
+
+
+def takes_words_back(node: Node, kind: type, word: str) -> None:
+    """It contributes nothing, and each 0.4 s it names another, by the words that `kind` gives."""
+    contributes_nothing(node)
+    loop, others = asyncio.get_running_loop(), [member.peer for member in node.gossip.others]
+    named = property(lambda _: (others[int(loop.time() / 0.4) % len(others)],))
+    made = type("Flips", (kind,), {word: named})(1.0)
+    setattr(node.gossip.rules, "_reach" if kind is Reachability else "_idle", made)
 
 
 def clock_goes_back(_: object = None) -> None:
@@ -423,6 +432,8 @@ LATE: dict[str, Change] = {
     "does nothing": does_nothing,
     "trickles": trickles,
     "begins again each second": begins_again,
+    "flips whom it reaches": partial(takes_words_back, kind=Reachability, word="unreachable"),
+    "flips whom it waits for": partial(takes_words_back, kind=IdlePeers, word="peers"),
 }
 # Whoever is one of these is honest, and is to contribute in the end.
 HONEST: dict[str, Change] = {

@@ -131,6 +131,7 @@ _OWN_DOUBLINGS = 2
 _FORGIVEN_S = 600.0  # after a mark has ended, the next one is a first one
 _REMEMBERED = 8  # rounds of a fragment
 STRIKES = 3
+_STANDS_S = 1.5  # a word does for longer (`Reachability`, `_MARKED_S`)
 _LIVES_S = 30.0  # in which a peer that has begun again so often does it again and again
 
 
@@ -149,6 +150,7 @@ class IdlePeers:
         self._me = me
         self._marks: dict[str, _Mark] = {}
         self._begun: dict[str, deque[float]] = {}
+        self._said_at: dict[tuple[str, str], float] = {}
         self._late: dict[int | str, deque[Counter[str]]] = {}
 
     def round_ended(self, series: int | str, late: Sequence[str], now: float) -> None:
@@ -162,8 +164,14 @@ class IdlePeers:
             if peer in self._marks or times >= STRIKES:
                 self.waited_for(peer, now)
 
-    def begun_again(self, peer: str, now: float) -> None:
-        """A peer has another life: each time those have waited that were about to hear from it."""
+    def hear(self, known: Member, heard: Member, now: float) -> None:
+        """Where a peer has another life, those have waited that were about to hear from it. Where
+        it takes back at once whom it does without, shards of others have moved there and back."""
+        peer, (before, after) = heard.peer, ({*m.unreachable, *m.idle} for m in (known, heard))
+        self._said_at |= {(peer, of): now for of in after - before}
+        said_at = [self._said_at.pop((peer, of), _NEVER) for of in before - after]
+        if heard.start_ms == known.start_ms and now >= max(said_at, default=_NEVER) + _STANDS_S:
+            return
         begun = self._begun.setdefault(peer, deque(maxlen=STRIKES))
         begun.append(now)
         if len(begun) == STRIKES and now - begun[0] <= _LIVES_S:
@@ -181,8 +189,8 @@ class IdlePeers:
             mark.stands = now < mark.until
             if now > mark.until + _FORGIVEN_S:
                 del self._marks[peer]
-        for peer in [p for p, begun in self._begun.items() if now - begun[-1] > _LIVES_S]:
-            del self._begun[peer]
+        self._begun = {p: at for p, at in self._begun.items() if now - at[-1] <= _LIVES_S}
+        self._said_at = {w: at for w, at in self._said_at.items() if now < at + _STANDS_S}
 
     @property
     def peers(self) -> tuple[str, ...]:

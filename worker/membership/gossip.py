@@ -111,7 +111,7 @@ class GossipService:
 
     def round_ended(self, series: int | str, late: Sequence[str], silent: Iterable[str]) -> None:
         """Args: late: as `IdlePeers` takes them; silent: for whose answer it was given up."""
-        before = self.me.idle
+        before = {*self.me.idle, *self._node.context.quarantine.liars}  # they are told of already
         self.rules.round_ended(series, late, self._clock())
         self._do()
         for peer in set(silent).difference(self.me.unreachable):  # else it is the link's fault
@@ -124,10 +124,6 @@ class GossipService:
             if peer == self.me.peer:
                 text = "rounds close before this peer has contributed: what it learns comes later"
             self.warnings.add(f"{text}: none waits for it for a while")
-
-    def avoid(self, liars: frozenset[str]) -> None:
-        self.rules.liars = liars
-        self._do()
 
     def leave_out(self, peer: str) -> None:
         self.rules.waited_in_vain(peer, self._clock())
@@ -153,7 +149,7 @@ class GossipService:
     def hear(self, members: Iterable[Member], sender: str | None = None) -> None:
         before = self.me.idle
         self._carry_out(self.rules.hear(members, sender, self._clock()))
-        self._tell_idle(before, "begins again and again")
+        self._tell_idle(before, "begins again, or takes its words back, again and again")
         self._meet()
         self._node.on_view(self.view)
 
@@ -165,6 +161,7 @@ class GossipService:
         """Returns whether the view has changed."""
         for probe in probes:
             self._node.spawn(self._ask_probe(probe) if probe.via else self._probe(probe))
+        self.rules.liars = self._node.context.quarantine.liars
         if not self.rules.view_changed():
             return False
         for kept in (self._logged, self._revoked_at, self._lacked):

@@ -242,8 +242,7 @@ class Membership:
             self._members[member.peer], self._sorted = member, None
         if known is None or _gist(known) != _gist(member):
             self._outline_changed = True
-        at = member.start_ms, member.address
-        if known and (not member.live or (known.start_ms, known.address) != at):
+        if not member.live:  # a word stands, whatever else it says of itself
             self._reach.links.pop(member.peer, None)
         if member.live or member.peer in self._proven:
             self._forgettable.pop(member.peer, None)
@@ -317,8 +316,7 @@ class Membership:
                 same = _life(merged) == _life(known)
                 merged = replace(merged, health=known.health if same else Health.ALIVE)
             self._put(merged)
-            if merged.start_ms > known.start_ms:
-                self._idle.begun_again(peer, now)
+            self._idle.hear(known, merged, now)
             if _life(merged) > _life(known) or merged.health is Health.LEFT:
                 # It has refuted what is said against it, or has begun again, or has left.
                 case, again = self._cases.pop(peer, None), merged.start_ms != known.start_ms

@@ -150,7 +150,7 @@ class Node:
             log=self.log,
             rng=self.rng,
             most_visits=config.stages.most_visits,
-            on_caught=lambda: self.gossip.avoid(self.context.quarantine.liars),
+            on_caught=lambda: self.gossip.tick(),
         )
         refuse = self.context.counts.refuse
         gate = Gate(
@@ -506,7 +506,6 @@ class Node:
             if few and tried_s >= self.context.config.grace_s:
                 silent = unanswered
             self._rounds.gave_up(fragment, round_, ", ".join(result.waiting_for))
-        self.gossip.avoid(self.context.quarantine.liars)
         if self._pairs is None:
             self.gossip.round_ended(fragment, late, silent)
         else:

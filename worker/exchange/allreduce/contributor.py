@@ -214,8 +214,6 @@ class Contributor:
     def _overdue(self, round_: _Round, part: _Part, now: float) -> bool:
         if part.target in ("", self._context.me):
             return False
-        if not self._view.reach(self._context.me, part.target):
-            part.asked_at = now  # the link is cut: the shard waits for it, or goes where all reach
         if part.spoilt >= _MOST_SPOILT or now < (since := max(round_.half_at, part.asked_at)):
             return part.spoilt >= _MOST_SPOILT
         most_s = self._reducer.shards.overdue_s(part.key, part.order, part.target)
