@@ -36,7 +36,7 @@ COMPARED = 16_384  # values of a shard, drawn by its reducer; a sixteenth has a 
 _ALONG = 0.03  # the mean cosine of each two others: honest peers have 0.08 and more
 _SMALL = 0.25  # medians
 _AGAINST = -0.15  # a cosine: the liar of 16 has -0.26, an honest peer 0.2 and more
-_TAKES_BACK = 0.3  # medians: other text has 0.19, what is turned at the limit 0.6 and more
+_TAKES_BACK = 0.15  # of the others' sum: other text has 0.1, what is turned 0.2 and more
 
 
 def norm(values: Tensor) -> float:
@@ -216,14 +216,14 @@ class Directions:
         self._against = defaultdict[object, deque[set[str]]](lambda: deque(maxlen=_LATELY))
 
     def saw(
-        self, of: object, peers: Sequence[str], samples: Sequence[Sequence[Tensor]], *by: float
+        self, of: object, peers: Sequence[str], samples: Sequence[Sequence[Tensor]], *factors: float
     ) -> list[tuple[str, float, bool]]:
         """Returns (peer, cosine, whether it takes back much of what three or more others learn) of
-        those to tell of. Args: of: a shard; samples: by block; by: their factors in the mean."""
+        those to tell of. Args: of: a shard; samples: by block; factors: by which each counts."""
         if not samples or len(peers) < _FEWEST:
             return []
         rows = torch.stack([*map(torch.cat, zip(*samples, strict=True))])
-        norms = rows.norm(dim=1) * torch.tensor(by or 1.0, device="cpu")
+        norms = rows.norm(dim=1) * torch.tensor(factors or 1.0, device="cpu")
         units, others = torch.nn.functional.normalize(rows), len(peers) - 1
         median = norms.median()
         cosines = (units @ units.T).fill_diagonal_(0)
@@ -236,7 +236,7 @@ class Directions:
         against &= along < torch.minimum(_AGAINST * size, cosines.amin(dim=1))
         lately = self._against[of]
         lately.append({peers[index] for index in against.nonzero().flatten()})
-        much = (along * norms < -_TAKES_BACK * median * size) & torch.tensor(others > 2)
+        much = (along * norms < -_TAKES_BACK * median * size**2) & torch.tensor(others > 2)
         known = zip(peers, (along / size).tolist(), much.tolist(), strict=True)
         found = [one for one in known if sum(one[0] in each for each in lately) >= least]
         for each in lately:

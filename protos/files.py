@@ -113,6 +113,6 @@ def print_line(line: str, *, to: str = "stdout", waits: bool = False) -> None:
     try:
         if waits or takes_lines(stream):
             print(line.encode(encoding, "replace").decode(encoding), file=stream, flush=True)
-    except (OSError, ValueError):  # at the end it would try again to write it, and raise
+    except (OSError, ValueError, LookupError):  # it would try to write it again at the end
         with suppress(AttributeError, OSError, ValueError):  # it has no file
             setattr(sys, to, open(stream.fileno(), "w", closefd=False, errors="replace"))  # noqa: SIM115

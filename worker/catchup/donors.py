@@ -159,9 +159,8 @@ class Donors:
     async def fetch(
         self, donor: Member, fragments: Iterable[int], reason: str, *, goes_back: bool = False
     ) -> bool:
-        """Fetches the donor's states; False: none are on their way to the train thread.
-
-        Args: goes_back: `choose_return` has chosen them, and a second peer must hold them."""
+        """Fetches the donor's states; False: none are on their way to the train thread. Args:
+        goes_back: `choose_return` has chosen them, and a second peer must hold them."""
         node, published = self._node, self._node.published
         assert published is not None, "nothing to compare with"
         if published.adopts < self._adopts:
@@ -176,6 +175,7 @@ class Donors:
         votes = await self._votes(donor, announced)
         if not self._enough(donor, votes, goes_back=goes_back):
             return False
+        self.apart_since = math.inf if votes and votes.majority else self.apart_since
         if not self._begun and published.phase is Phase.READY:
             await self._begin_with_own(donor, published, expected)
         began = node.clock()

@@ -139,7 +139,7 @@ def test_a_peer_that_points_against_those_that_agree_is_told_of_in_the_fifth_rou
     directions, told = Directions(), []
     for round_ in range(12):
         values = [common + each for each in contributions(count, round_, 1000)]
-        values[1] *= -1.5 if round_ % 3 or count == 3 else 1
+        values[1] *= -limit_of(3.0, count) if round_ % 3 or count == 3 else 1
         told += [(round_, *each) for each in directions.saw(0, peers, [values], *by)]
     ((round_, peer, cosine, much),) = told
     assert (round_, peer, much) == ((7, "b", not by) if count > 3 else (6, "b", False))
