@@ -223,7 +223,7 @@ class Directions:
         if not samples or len(peers) < _FEWEST:
             return []
         rows = torch.stack([*map(torch.cat, zip(*samples, strict=True))])
-        norms = rows.norm(dim=1) * torch.tensor(factors or 1.0, device="cpu")
+        norms = rows.norm(dim=1) * rows.new_tensor(factors or 1.0)
         units, others = torch.nn.functional.normalize(rows), len(peers) - 1
         median = norms.median()
         cosines = (units @ units.T).fill_diagonal_(0)
@@ -236,7 +236,7 @@ class Directions:
         against &= along < torch.minimum(_AGAINST * size, cosines.amin(dim=1))
         lately = self._against[of]
         lately.append({peers[index] for index in against.nonzero().flatten()})
-        much = (along * norms < -_TAKES_BACK * median * size**2) & torch.tensor(others > 2)
+        much = (along * norms < -_TAKES_BACK * median * size**2) & (others > 2)
         known = zip(peers, (along / size).tolist(), much.tolist(), strict=True)
         found = [one for one in known if sum(one[0] in each for each in lately) >= least]
         for each in lately:

@@ -19,6 +19,7 @@ from tests.protocol.stage_swarm import (
     HIDDEN,
     StagedProblem,
     StageSwarm,
+    process_of,
 )
 from tests.protocol.swarm import Swarm
 from tests.protocol.taps import Scripted
@@ -111,14 +112,16 @@ STAGED = StagedProblem(count=2, layers=2, microbatches=4, steps=1000, limits=6, 
 def begun(
     swarm: StageSwarm, number: int = 0, shape: tuple[int, int, int] = (BATCH, CONTEXT, HIDDEN)
 ) -> bytes:
-    """The header of a call by mallory in the iteration that is under way at 1a; of an origin for
-    each number."""
+    """The header of a call by mallory in the iteration that is under way at 1a; of a microbatch
+    for each number."""
     node = swarm["1a"].node.stages
     assert node is not None
     header = pb.StageCallHeader(
         run=node.context.run,
         iteration=node.tracker.iteration,
-        origin=f"m{number}",
+        origin="0a",
+        start_ms=process_of(swarm["0a"]).start_ms,
+        microbatch=number % STAGED.microbatches,
         sender="mallory",
         stage=1,
         codec=node.context.codec.wire_id,
@@ -163,7 +166,7 @@ async def test_a_microbatch_above_a_batch_is_refused_at_once(shape):
         assert reason == f"activations of shape {shape}; a batch of this run: {batch}"
         assert swarm["1a"].node.clock() == before
         (warning,) = swarm["1a"].of_kind("warning")
-        assert warning["text"] == reason
+        assert warning["text"] == f"a stage call of mallory has failed: {reason}"
 
 
 class Dripping(Scripted):
