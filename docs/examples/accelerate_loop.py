@@ -44,4 +44,4 @@ with murmuration.Swarm(model, optimizer, inner_steps=10, **options) as swarm:
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
-print(f"loss {loss.item():.3f}, weights {sum(p.double().sum() for p in model.parameters()):.9f}")
+print(f"loss {loss.item():.6f}, weights {sum(p.double().sum() for p in model.parameters()):.9f}")

@@ -93,4 +93,4 @@ with murmuration.Swarm(model, [muon, adamw], inner_steps=20, **vars(options)) as
             print(f"{swarm.name} step {swarm.step}: {loss.item():.3f}, {len(swarm.peers)} peers")
 with torch.no_grad():
     loss = loss_of(held_out)
-print(f"loss {loss.item():.3f}, weights {sum(p.double().sum() for p in model.parameters()):.9f}")
+print(f"loss {loss.item():.6f}, weights {sum(p.double().sum() for p in model.parameters()):.9f}")

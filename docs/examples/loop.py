@@ -46,5 +46,5 @@ with murmuration.Swarm(model, [sgd, muon], inner_steps=10, **vars(options)) as s
             each.step()
         model.zero_grad()
 print(
-    f"loss {2 * loss.item():.3f}, weights {sum(p.double().sum() for p in model.parameters()):.9f}"
+    f"loss {2 * loss.item():.6f}, weights {sum(p.double().sum() for p in model.parameters()):.9f}"
 )

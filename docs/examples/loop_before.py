@@ -37,5 +37,5 @@ for _ in range(options.steps):
         each.step()
     model.zero_grad()
 print(
-    f"loss {2 * loss.item():.3f}, weights {sum(p.double().sum() for p in model.parameters()):.9f}"
+    f"loss {2 * loss.item():.6f}, weights {sum(p.double().sum() for p in model.parameters()):.9f}"
 )
