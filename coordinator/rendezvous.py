@@ -122,7 +122,7 @@ async def _check(
     """Ends the call of a caller that has no such role, was revoked, or has another name. Returns
     (role, name, fingerprint of its key) as its certificate says; empty without encryption."""
     # grpcio declares no type that says so.
-    tls: Mapping[str, Iterable[bytes]] = context.auth_context()  # type: ignore[assignment]
+    tls: Mapping[str, Iterable[bytes]] = context.auth_context()  # type: ignore[assignment]  # stubs
     if "x509_pem_cert" not in tls:  # with TLS everybody has one
         return "", "", ""
     names = [name.decode() for name in tls.get("x509_subject_alternative_name", ())]
