@@ -1,6 +1,8 @@
 """How much one peer can move a mean of many: contributions are held to the others' norms.
 
 A contribution of more than `limit` medians counts as far as that. A mean of two is taken as it is.
+Beside a contribution of more inner steps, one of fewer stands for so many times its norm: norms
+grow no faster than work, which is a peer's word.
 
 Ref: arXiv:2508.15706 (SparseLoCo) scales every contribution to the median norm; arXiv:1803.01498
 for the trimmed mean.
@@ -50,13 +52,22 @@ def norm_of_parts(norms: Sequence[float]) -> float:
     return torch.tensor(math.hypot(*norms), dtype=torch.float32, device="cpu").item()
 
 
-def norm_ratios(norms: Sequence[float]) -> tuple[float, ...]:
-    """Each norm over their median, the lower one of an even number; 1 for each where there are
-    fewer than three, or where most are 0."""
-    median = sorted(norms)[(len(norms) - 1) // 2] if norms else 0.0
-    if len(norms) < _FEWEST or median == 0:
-        return (1.0,) * len(norms)
-    return tuple(each / median for each in norms)
+def usual_norms(norms: Sequence[float], works: Sequence[int], most: int = 0) -> tuple[float, ...]:
+    """The usual norm for each: the median of all for as much work, the lower of an even number; 0
+    where there are fewer than three. More than `most` counts as that; 0: what two have."""
+    if len(norms) < _FEWEST:
+        return (0.0,) * len(norms)
+    most, middle, medians = most or sorted(works)[-2], (len(norms) - 1) // 2, dict[int, float]()
+    for own in {min(each, most) for each in works}:
+        like = (each * max(1.0, own / work) for each, work in zip(norms, works, strict=True))
+        medians[own] = sorted(like)[middle]
+    return tuple(medians[min(each, most)] for each in works)
+
+
+def norm_ratios(norms: Sequence[float], works: Sequence[int] = ()) -> tuple[float, ...]:
+    """Each norm over its usual one; 1 where that is 0. Args: works: the inner steps of each."""
+    usual = usual_norms(norms, works or (1,) * len(norms))
+    return tuple(each / of if of else 1.0 for each, of in zip(norms, usual, strict=True))
 
 
 def limit_of(limit: float, contributions: int) -> float:
@@ -71,26 +82,27 @@ def norm_factors(ratios: Sequence[float], limit: float) -> tuple[float, ...]:
     return tuple(limit / ratio if 0 < limit < ratio else 1.0 for ratio in ratios)
 
 
-def most_norm(norms: Sequence[float], missing: int, limit: float) -> float:
+def most_norm(norms: Sequence[float], works: Sequence[int], missing: int, limit: float) -> float:
     """The largest norm that a mean can have, of contributions with these norms and `missing` more,
     which are taken to be as large as the limit lets them be. Infinite where it cannot be told."""
-    factors = norm_factors(norm_ratios(norms), limit)
+    factors = norm_factors(norm_ratios(norms, works), limit)
     known = max((each * factor for each, factor in zip(norms, factors, strict=True)), default=0.0)
     if not missing:
         return known if norms else math.inf
-    median = sorted(norms)[(len(norms) - 1) // 2] if len(norms) >= _FEWEST else 0.0
-    limit = limit_of(limit, len(norms) + missing)
-    return max(known, limit * median) if limit * median > 0 else math.inf
+    usual = max(usual_norms(norms, works, max(works, default=1)), default=0.0)
+    most = limit_of(limit, len(norms) + missing) * usual
+    return max(known, most) if most > 0 else math.inf
 
 
 def least_factor(own: float, norms: Sequence[float], missing: int, limit: float) -> float:
     """The least factor that a contribution of norm `own` can have in a mean of contributions with
-    these norms, its own among them, and `missing` more; 0 where it cannot be told."""
-    least = sorted([0.0] * missing + list(norms))
-    median = least[(len(least) - 1) // 2]
-    if own == 0 or len(least) < _FEWEST or median == 0:
+    these norms, its own among them, and `missing` more, whatever the work behind them; 0 where it
+    cannot be told."""
+    known = [0.0] * missing + list(norms)
+    usual = max(usual_norms(known, (1,) * len(known)), default=0.0)
+    if own == 0 or usual == 0:
         return 0.0
-    return min(1.0, limit_of(limit, len(least)) * median / own) if limit else 1.0
+    return min(1.0, limit_of(limit, len(known)) * usual / own) if limit else 1.0
 
 
 def taken_out(factor: float) -> float:

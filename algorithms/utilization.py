@@ -238,11 +238,8 @@ PERIODS = (
     *(1, 2, 3, 5, 8, 10, 15, 20, 25, 30, 40, 50, 60, 75),
     *(100, 125, 150, 200, 250, 300, 400, 500),
 )
-# How many times its H a plan of few bits counts as: `streaming` with that H loses as much. By the
-# figures of docs/evidence/bytes.md after 2,400 steps, with loss over log H in straight lines,
-# `streaming` with H 100 is `onebit` with H 85 (AdamW) or 71 (Muon), and `sparse` with H 10 is
-# `streaming` with H 22 or 52; these are the geometric means. Signs have a bit or more for each
-# parameter, top-k has less. No H below 7 was measured: a shorter one counts as that.
+# How many times its H a plan of few bits counts as: `streaming` with that H loses as much, by the
+# figures of docs/evidence/bytes.md. No H below 7 was measured: a shorter one counts as that.
 _H_OF_SIGN, _H_OF_TOPK = 1.3, 3.4
 _LEAST_BITS_OF_SIGN, _LEAST_H_OF_FEW_BITS = 1, 7
 

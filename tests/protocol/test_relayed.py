@@ -24,6 +24,13 @@ def relays_of(peer: Peer) -> list[object]:
     return sorted(by)
 
 
+async def joins_by_relays(swarm: Swarm, name: str, count: int) -> None:
+    """A peer that nobody can dial."""
+    swarm.network.close_port(name)
+    await swarm.join(name, via="a", min_peers=2)
+    await swarm.until(lambda: len(relays_of(swarm[name])) == count, 30)
+
+
 class HomeRouter(UpnpRouter):
     """Opens ports of the modelled network. Args: leads: whether what it opens leads anywhere."""
 
@@ -85,9 +92,7 @@ async def test_two_that_nobody_can_dial_reach_each_other():
 
 async def test_a_relay_that_dies_is_replaced_amid_rounds(tmp_path):
     async with Swarm(steady(60), "abc", authority=Authority.make(tmp_path)) as swarm:
-        swarm.network.close_port("d")
-        await swarm.join("d", via="a", min_peers=2)
-        await swarm.until(lambda: len(relays_of(swarm["d"])) == 2, 30)
+        await joins_by_relays(swarm, "d", 2)
         (victim, *_) = relays_of(swarm["d"])
         swarm.kill(str(victim))
         left = sorted({"a", "b", "c"} - {victim})
@@ -100,22 +105,16 @@ async def test_a_relay_that_dies_is_replaced_amid_rounds(tmp_path):
 
 async def test_a_second_relay_is_found_once_it_can_be_reached():
     async with Swarm(steady(200), "ab") as swarm:
-        swarm.network.close_port("d")
         swarm.network.cut("b", "d")
-        await swarm.join("d", via="a", min_peers=2)
-        await swarm.until(lambda: relays_of(swarm["d"]) == ["a"], 30)
+        await joins_by_relays(swarm, "d", 1)
         swarm.network.heal("b", "d")
         await swarm.until(lambda: relays_of(swarm["d"]) == ["a", "b"], 60)
 
 
 async def test_a_relayed_peer_says_so_of_itself_and_relays_for_nobody():
     async with Swarm(steady(300), "a") as swarm:
-        swarm.network.close_port("c")
-        await swarm.join("c", via="a", min_peers=2)
-        await swarm.until(lambda: relays_of(swarm["c"]) == ["a"], 30)
-        swarm.network.close_port("d")
-        await swarm.join("d", via="a", min_peers=2)
-        await swarm.until(lambda: relays_of(swarm["d"]) == ["a"], 30)
+        await joins_by_relays(swarm, "c", 1)
+        await joins_by_relays(swarm, "d", 1)
         await swarm.sleep(5)
         assert relays_of(swarm["d"]) == ["a"]
         address = swarm["a"].node.gossip.address_of("d")
@@ -126,9 +125,7 @@ async def test_a_relayed_peer_says_so_of_itself_and_relays_for_nobody():
 async def test_a_relay_that_refuses_dials_is_replaced_though_it_keeps_the_reservation(monkeypatch):
     monkeypatch.setattr(choice, "TRY_S", 4.0)
     async with Swarm(steady(10**6), "abc") as swarm:
-        swarm.network.close_port("d")
-        await swarm.join("d", via="a", min_peers=2)
-        await swarm.until(lambda: len(relays_of(swarm["d"])) == 2, 30)
+        await joins_by_relays(swarm, "d", 2)
         first, second = map(str, relays_of(swarm["d"]))
         (third,) = {"a", "b", "c"} - {first, second}
         swarm.network.refuse_dials.add(first)
@@ -144,9 +141,7 @@ async def test_a_relay_cannot_take_over_the_reservation_of_another(address):
 
     async with Swarm(steady(10**6), "ab") as swarm:
         swarm["b"].node.server.streams[Method.RESERVE] = lies
-        swarm.network.close_port("d")
-        await swarm.join("d", via="a", min_peers=2)
-        await swarm.until(lambda: relays_of(swarm["d"]) == ["a"], 30)
+        await joins_by_relays(swarm, "d", 1)
         await swarm.sleep(20)  # it tries after 1, 3, 7 and 15 s
         assert [said["by"] for said in swarm["d"].of_kind("relayed")] == [["a"]]
         told = swarm["d"].warnings

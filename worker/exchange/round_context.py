@@ -265,6 +265,10 @@ class Context:
             raise wire.WireError(f"a contribution of {announced} {of} {most}")
         return announced
 
+    def work(self, announced: int) -> int:
+        """The inner steps by which norms are compared: a peer's word, up to a period's."""
+        return max(1, min(announced, self.plan.inner_steps))
+
     def limbs(self, fragment: int) -> int:
         """How many of a fragment's last values are limbs of integers."""
         return self.exact[fragment] if self.exact else 0

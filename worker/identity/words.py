@@ -1,12 +1,4 @@
-"""Signs what a peer says of itself: a peer that passes it on cannot change it.
-
-A member travels as its peer has written it, with the peer's signature over (run, member). It holds
-start and heartbeat, so a replay is older than what is known. Heartbeat and step change with every
-step. A peer tells them to those it calls, and signs when something else has changed.
-
-A signature is checked by the key in the peer's certificate. That comes with the first contact, or
-is asked for. Until it is there, the member waits.
-"""
+"""Signs what a peer says of itself: a peer that passes it on cannot change it (docs/adr/0018)."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence

@@ -1,14 +1,11 @@
 """Chooses what to tell whom: an exchange carries only what is new to its receiver.
 
-What decides anything goes out at once, with every exchange, until `_TELL_LIFE` others, or
-`_TELL_STATE` for digests, have it. A peer that is suspected or worse is always told, since only
-that peer can refute. Steps and heartbeats travel with their sender. Now and then all that is known
-goes both ways (docs/adr/0011).
-
 Messages that carry members are numbered per sender and receiver, and acknowledge the highest number
 received. A peer whose exchange failed acknowledges 0, "count on nothing", until a message with
 `reset` restarts the numbers. So does a restarted process, which is told of numbers that it never
 used.
+
+What goes to whom is in docs/adr/0011.
 
 Ref: rumour mongering with feedback and counters, and anti-entropy behind it (Demers et al. 1987).
 """

@@ -11,9 +11,7 @@ two forward passes, which is the gradient of a_k; there is no backward pass and 
     slope = (loss(parameters + eps z_k) - loss(parameters - eps z_k)) / (2 eps)
     a_k <- a_k - lr slope
 
-Parameters follow the coefficients that have changed since the last pass, by replaying their
-directions, which come from torch's generator on the CPU. They are equal but for rounding; where a
-coefficient is above 1, all is replayed from the values before (docs/adr/0027).
+How parameters follow coefficients is in docs/adr/0027.
 
 Ref: arXiv:2312.06353 (FedKSeed); arXiv:2305.17333 (MeZO), which perturbs in place as this does.
 """

@@ -106,9 +106,7 @@ def test_a_lightning_checkpoint_without_a_swarms_state_is_told(tmp_path, caplog)
 
 
 def test_a_lightning_checkpoint_of_another_run_is_refused(tmp_path):
-    keeps = lightning.callbacks.ModelCheckpoint(
-        tmp_path, every_n_train_steps=8, save_top_k=-1, filename="{step}"
-    )
+    keeps = lightning.callbacks.ModelCheckpoint(tmp_path, filename="{step}")
     callback = murmuration.lightning.LightningCallback(**swarm_of("diloco"))
     fitted(tmp_path, module_of(), [callback, keeps], enable_checkpointing=True, max_steps=8)
     other = murmuration.lightning.LightningCallback(**swarm_of("diloco", inner_steps=5))

@@ -11,6 +11,7 @@ from murmuration.algorithms.robust import (
     Quarantine,
     UsualNorms,
     aggregate,
+    least_factor,
     limit_of,
     most_norm,
     norm,
@@ -46,14 +47,24 @@ def test_a_norm_of_many_values_is_as_exact_as_those_of_its_parts():
     assert norm(torch.full((20_000_000,), 0.1)) == pytest.approx(0.1 * math.sqrt(2e7), 1e-4)
 
 
-@given(st.integers(3, 8), SEEDS, st.floats(4, 1e6))
-def test_one_far_contribution_moves_the_mean_by_no_more_than_its_share(count, seed, times):
-    each = contributions(count, seed)
-    attacked = [each[0] * -times, *each[1:]]
-    factors = norm_factors(norm_ratios([norm(one) for one in attacked]), 3.0)
-    moved = aggregate(attacked, factors) - aggregate(each, [1.0] * count)
-    largest = max(norm(one) for one in each)
-    assert norm(moved) <= (3 * largest + largest) / count * 1.001
+@given(
+    st.lists(st.integers(1, 20), max_size=6),
+    st.floats(0.5, 1),
+    st.floats(0, 99),
+    st.integers(1, 20),
+)
+def test_honest_work_counts_whatever_it_is_and_no_claim_of_work_gains(works, power, lie, claim):
+    """Two or more have made all the steps that there are. Norms grow as a power of work."""
+    works, counted = [20, 20, *works], []
+    norms = [*(work**power for work in works), lie]
+    for said in (claim, 20):
+        factors = norm_factors(norm_ratios(norms, [*works, said]), 3.0)
+        assert factors[:-1] == (1.0,) * len(works)
+        assert least_factor(norms[0], norms, 0, 3.0) <= factors[0]
+        counted.append(factors[-1] * lie)
+        assert max(*norms[:-1], counted[-1]) <= most_norm(norms, [*works, said], 0, 3.0)
+    assert counted[0] <= counted[1]
+    assert counted[1] <= 3 * norms[0] * 1.001 or 2 * works.count(20) <= len(norms)
 
 
 @given(st.integers(3, 9), SEEDS, st.sampled_from([-1e9, 1e9]))
@@ -105,7 +116,7 @@ def test_a_liar_is_out_after_twelve_ordinary_rounds_and_then_after_twice_as_many
     ],
 )
 def test_the_largest_norm_of_a_mean(norms, missing, most):
-    assert most_norm(norms, missing, 3.0) == pytest.approx(most)
+    assert most_norm(norms, [1] * len(norms), missing, 3.0) == pytest.approx(most)
 
 
 @pytest.mark.parametrize("ratio", [11.0, 1e9, float("inf")])

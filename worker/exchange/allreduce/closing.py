@@ -165,7 +165,7 @@ class ReducedShards:
         self._passed_over: defaultdict[ShardKey, set[str]] = defaultdict(set)
         self._quarantine = context.quarantine
         self._kept = self._config.norm_limit if context.plan.keeps else 0.0
-        self._norms: dict[tuple[int, int], dict[str, float]] = {}
+        self._announced: dict[tuple[int, int], dict[str, tuple[float, int]]] = {}
         self._quorum_at: dict[tuple[int, int], float] = {}  # the first of a round, of any shard
         self._silent_at: dict[str, float] = {}  # since when this peer does not answer, in s
         self._took_s: dict[tuple[int, str], float] = {}  # its last contribution, to come here
@@ -174,8 +174,8 @@ class ReducedShards:
         """The group that lays out the round, as far as this peer knows it."""
         return self._groups.get((key.fragment, key.round))
 
-    def announced(self, key: ShardKey, peer: str, norm: float) -> None:
-        self._norms.setdefault((key.fragment, key.round), {})[peer] = norm
+    def announced(self, key: ShardKey, peer: str, norm: float, work: int) -> None:
+        self._announced.setdefault((key.fragment, key.round), {})[peer] = norm, work
 
     def most_norm(self, key: ShardKey, contributors: Group) -> float:
         """The largest norm that a mean of the shard can have, by what its contributors have
@@ -193,22 +193,22 @@ class ReducedShards:
         return robust.NORM_SLACK * most
 
     def _most_norm(self, fragment: int, round_: int, contributors: Group) -> float:
-        group, norms = self._groups.get((fragment, round_), ()), self._norms.get((fragment, round_))
-        if norms is None or 2 * len(norms) <= len(group):
+        at = fragment, round_
+        group, known = self._groups.get(at, ()), self._announced.get(at)
+        if known is None or 2 * len(known) <= len(group):
             return math.inf
-        missing = len({*contributors} - norms.keys())
-        return robust.most_norm(list(norms.values()), missing, self._config.norm_limit)
+        norms, works = zip(*known.values(), strict=True)
+        missing = len({*contributors} - known.keys())
+        return robust.most_norm(norms, works, missing, self._config.norm_limit)
 
     def least_factor(self, key: ShardKey, contributors: Group, own: float) -> float:
         """The least that a mean of these counts of this peer's contribution, of norm `own`, by what
         they have announced to it; 0 where too few have."""
-        known = self._norms.get((key.fragment, key.round), {})
-        norms = [own if peer == self._me else known.get(peer) for peer in contributors]
-        found = [each for each in norms if each is not None]
-        if self._me not in contributors:
-            return 0.0
-        least = robust.least_factor(own, found, len(norms) - len(found), self._config.norm_limit)
-        return _NEARLY * least
+        known = self._announced.get((key.fragment, key.round), {}) | {self._me: (own, 1)}
+        found = [known[peer][0] for peer in contributors if peer in known]
+        missing = len(contributors) - len(found)
+        least = robust.least_factor(own, found, missing, self._config.norm_limit)
+        return _NEARLY * least if self._me in contributors else 0.0
 
     def came(self, key: ShardKey, peer: str, seconds: float) -> None:
         """All of a peer's contribution is here, so long after its header."""
@@ -305,7 +305,7 @@ class ReducedShards:
             del self._passed_over[key]
         self.versions[fragment] = version
         self._groups[fragment, version] = group
-        for of_rounds in (self._groups, self._norms, self._quorum_at):
+        for of_rounds in (self._groups, self._announced, self._quorum_at):
             for at in list(of_rounds):
                 undone = back and at[1] >= version and of_rounds is not self._groups
                 if at[0] == fragment and (undone or at[1] < oldest - _LEFT_ROUNDS):
@@ -416,10 +416,12 @@ class ReducedShards:
         peers = tuple(sorted(entry.contributors))
         given, limit = [entry.contributions[peer] for peer in peers], self._config.norm_limit
         norms = [each.norm or each.most for each in given]
+        known = self._announced.get((key.fragment, key.round), {})
+        works = [known[peer][1] if peer in known else 1 for peer in peers]
         if self._layout.ends_run and 2 * norms.count(0.0) > len(peers):
             peers = tuple(peer for peer, norm in zip(peers, norms, strict=True) if not norm)
-            norms = [0.0] * len(peers)
-        ratios = robust.norm_ratios(norms)
+            norms, works = [0.0] * len(peers), []
+        ratios = robust.norm_ratios(norms, works)
         by_peer = dict(zip(peers, ratios, strict=True))
         self._quarantine.saw(key.fragment, key.round, by_peer, self._kept)
         out = self._quarantine.peers.intersection(peers)

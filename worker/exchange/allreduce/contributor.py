@@ -626,7 +626,7 @@ class Contributor:
         text = (
             f"round {round_.begin.round} counts {factor:.0%} of what this peer contributed, and "
             f"the rest {rest}: it is {limit_of(most, count) / factor:.1f} times as large "
-            "as the median of all; has it another learning rate, or far more steps?"
+            "as is usual for its steps; has it another learning rate?"
         )
         self._context.log(new_event("warning", text=text))
 

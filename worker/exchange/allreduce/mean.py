@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
+from operator import mul
 from typing import TYPE_CHECKING
 
 from murmuration.algorithms.codecs import codec_by_name
@@ -52,7 +54,9 @@ async def reduce(
             if left is not None and context.plan.compares_norms
         ]
         at = key.fragment, key.shard
-        told.extend(context.directions.saw(at, due.contributors, samples, *due.factors))
+        weights = due.weights if aggregation == "mean" else repeat(1)
+        counts = map(mul, due.factors, weights)
+        told.extend(context.directions.saw(at, due.contributors, samples, *counts))
         return context.compression.payload(codec, raw), left_out, lefts
 
     payload, left_out, lefts = await context.worked(len(due.inputs) * elements, work)

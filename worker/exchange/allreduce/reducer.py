@@ -375,7 +375,8 @@ class Reducer:
             return Refusal("invalid", str(error), faulty=True)
         if not self.shards.admits(header.sender, group):
             return None
-        self.shards.announced(key, header.sender, offer.norm)
+        work = self._context.work(header.weight)
+        self.shards.announced(key, header.sender, offer.norm, work)
         self.checks.heard(key, header.sender, norms)
         entry = offer.shard = self.shards.open.setdefault(key, closing.OpenShard())
         given = None if own is not None else entry.contributions.get(header.sender)
