@@ -28,8 +28,7 @@ from murmuration.worker.library.share import Shares
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.node import supervision
 from murmuration.worker.node.node import NodeConfig
-from murmuration.worker.pipeline.lifecycle import StageLifecycle
-from murmuration.worker.pipeline.part import part_of
+from murmuration.worker.pipeline.part import StageLifecycle, part_of
 from murmuration.worker.tasks import Batch, Cursor, SharesSamples, Warns
 from murmuration.worker.training import checkpoint
 from murmuration.worker.training.device import chosen_device

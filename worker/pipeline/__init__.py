@@ -6,8 +6,7 @@ gradients are divided by. A *stage call* is the request that brings it to a stag
 Before the training
 stages_config.py  how a model is cut and routed: the section [stages]
 rebalancing.py    which stage a newcomer serves; later, which peer moves to another
-part.py           all of the model, or one stage; stages assembled, or rebuilt from others
-lifecycle.py      when a worker rebuilds its stage, and when it assembles the whole model
+part.py           all of the model, or one stage; when stages are rebuilt or assembled, and how
 
 On the train thread
 stage_replica.py  the iterations of a stage, and its layers, which do the jobs of stage calls

@@ -3,13 +3,11 @@
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
-from torch import Tensor
-
 from murmuration.worker.config import Config
-from murmuration.worker.pipeline.part import Part
+from murmuration.worker.pipeline.part import Part, WholeModel
 from murmuration.worker.pipeline.stage_node import StageNode
 from murmuration.worker.tasks import Task
 from murmuration.worker.training.evaluation import Evaluation, generate_sample, validate
@@ -22,14 +20,6 @@ from murmuration.worker.wire import tensor_hash
 _LAST_WORDS_S = 3.0
 _NOT_EVALUATED: Mapping[str, object] = {"val_loss": None, "val_loss_error": None, "val_metrics": {}}
 _EXCHANGES = (Method.EXCHANGE, Method.AVERAGE, Method.PAIR_ROUND)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WholeModel:
-    """The whole model of a staged run: its anchors by parameter, and where they were written."""
-
-    anchors: Mapping[str, Tensor]
-    path: Path
 
 
 def build_result(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from murmuration.algorithms.plan import PRESETS
 from murmuration.worker.membership import Health, Member, Phase
-from murmuration.worker.pipeline import lifecycle
+from murmuration.worker.pipeline import part as parts
 from murmuration.worker.pipeline.part import neighbour_weights, part_of, rebuilt_stage
 from murmuration.worker.pipeline.profile import Profile
 from murmuration.worker.training.fragment import FragmentReplica
@@ -56,16 +56,16 @@ def fetcher(there: list[int]) -> Callable[..., Coroutine[None, None, dict[int, l
 
 def lifecycle_of(
     io: Any, events: list[dict[str, Any]], out: Path, problem: StagedProblem = PROBLEM
-) -> lifecycle.StageLifecycle:
+) -> parts.StageLifecycle:
     of_run = (problem.task, problem.config, problem.manifest)
-    return lifecycle.StageLifecycle(*of_run, io, out, events.append)
+    return parts.StageLifecycle(*of_run, io, out, events.append)
 
 
 def made_from(there: list[int], monkeypatch: pytest.MonkeyPatch, plan: str = "diloco") -> Any:
     """Stage 1 with neighbours 0 and 2, of which only some can be fetched; all values of stage n
     are n + 1, and their norms 1 and 3."""
     problem = replace(PROBLEM, plan=PRESETS[plan])
-    monkeypatch.setattr(lifecycle.part, "fetch_stages", fetcher(there))
+    monkeypatch.setattr(parts, "fetch_stages", fetcher(there))
     part = part_of(problem.task, problem.config, 1)
     replica = part.replica(problem.task, problem.config, problem.cursor("me"), Mailbox())
     before = {name: value.clone() for name, value in replica.parameters.items()}
@@ -185,7 +185,7 @@ def test_who_is_stopped_while_it_settles_leaves_the_model_to_the_next(
 def test_the_next_of_stage_0_assembles_where_the_first_has_left_it_undone(
     phase, assembles, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(lifecycle.part, "fetch_stages", fetcher([1, 2]))
+    monkeypatch.setattr(parts, "fetch_stages", fetcher([1, 2]))
     ending = Ending(0, (peer("first", 0, health=Health.LEFT, phase=phase),), tmp_path)
     assert (ending.lifecycle.end(ending.trainer) is not None) == assembles
     assert (tmp_path / "assembled").exists() == assembles
