@@ -22,10 +22,9 @@ from murmuration.worker.exchange.allreduce.reducer import Reducer
 from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.exchange.view import Group, ShardRange
 from murmuration.worker.membership import Digest, Phase
-from murmuration.worker.simulation.network import SimulatedStream
+from murmuration.worker.simulation.network import SimulatedStream, Sizes, frame_sizes
 from murmuration.worker.simulation.peer import VALUES, Account, Peer
 from murmuration.worker.simulation.simulated_swarm import RUN, SimulatedSwarm
-from murmuration.worker.simulation.streams import Sizes, frame_sizes
 from murmuration.worker.simulation.virtual_loop import Act
 from murmuration.worker.training.mailbox import Begin, RoundDone, RoundFailed
 from murmuration.worker.transport import Stream

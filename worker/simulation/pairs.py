@@ -17,9 +17,9 @@ from murmuration.worker.catchup.choices import step_of_the_others
 from murmuration.worker.exchange.pairwise.pair_rounds import Pairs
 from murmuration.worker.exchange.round_context import Context
 from murmuration.worker.membership import Digest, Phase
+from murmuration.worker.simulation.network import Sizes
 from murmuration.worker.simulation.peer import VALUES, Account, Peer
 from murmuration.worker.simulation.simulated_swarm import SimulatedSwarm
-from murmuration.worker.simulation.streams import Sizes
 from murmuration.worker.training.mailbox import Begin, PrefetchedAnchor, RoundDone, RoundFailed
 from murmuration.worker.transport import Stream
 

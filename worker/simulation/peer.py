@@ -18,9 +18,8 @@ from torch import Tensor
 from murmuration.algorithms.link import lognormal
 from murmuration.worker.background import Tasks
 from murmuration.worker.exchange.measured import Arrivals, Compression, ExchangeConfig
-from murmuration.worker.simulation.network import SimulatedStream
+from murmuration.worker.simulation.network import SimulatedStream, Sizes, StreamEnd, open_stream
 from murmuration.worker.simulation.simulated_swarm import RUN, SimulatedSwarm
-from murmuration.worker.simulation.streams import Sizes, StreamEnd, open_stream
 from murmuration.worker.simulation.virtual_loop import Act, context_of
 from murmuration.worker.training.mailbox import RoundDone, RoundFailed
 from murmuration.worker.transport import Stream, TransportError

@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from murmuration.algorithms.link import Link
-from murmuration.worker.simulation import Scenario, simulate
+from murmuration.worker.simulation import Scenario, distance_to_optimum, simulate, spread
 from murmuration.worker.simulation.peer import VALUES, descended
-from murmuration.worker.simulation.run import distance_to_optimum, spread
 
 
 def at_ends(steps: int) -> list[torch.Tensor]:
