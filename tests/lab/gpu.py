@@ -47,8 +47,7 @@ from murmuration.algorithms.codecs import CODECS, codec_by_name
 from murmuration.algorithms.fragments import Fragment, TensorSpec
 from murmuration.algorithms.plan import PRESETS
 from murmuration.worker import wire
-from murmuration.worker.tasks.llama import build_llama
-from murmuration.worker.tasks.llama_config import LlamaConfig
+from murmuration.worker.tasks.llama import LlamaConfig, build_llama
 from murmuration.worker.training import device as devices
 from murmuration.worker.training.fragment import FragmentReplica, _prepared
 from murmuration.worker.training.mailbox import RoundDone

@@ -4,7 +4,6 @@ task.py         the interface: Task, Cursor, Batch, Staged; what can go wrong, i
 loading.py      from a name in the run's TOML to a task
 text.py         text to learn from, with a part held out
 llama.py        a Llama-style decoder under Hugging Face's parameter names, or one stage's part
-llama_config.py its sizes, and presets
 llama_bytes.py  the default task: that decoder on the bytes of a text
 huggingface.py  the task for a model of transformers, in full or by LoRA
 """

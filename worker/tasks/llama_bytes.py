@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader
 
 from murmuration.worker.errors import TaskError
 from murmuration.worker.tasks import llama, text as texts
-from murmuration.worker.tasks.llama_config import llama_config
 from murmuration.worker.tasks.task import SPLITS, Batch, Cursor
 
 
@@ -56,7 +55,7 @@ class LlamaBytes:
         changes = dict(options.get("architecture") or {})
         if (context := options.get("context_bytes")) is not None:
             changes["max_position_embeddings"] = context
-        config = llama_config(options.get("model", "tiny"), **changes)
+        config = llama.llama_config(options.get("model", "tiny"), **changes)
         layers = -(-config.num_hidden_layers // stages) * config.layer_elements
         samples = max(1, int(options.get("batch_size", 1)))
         logits = samples * config.max_position_embeddings * config.vocab_size
@@ -80,7 +79,7 @@ class LlamaBytes:
             changes["max_position_embeddings"] = context_bytes
         texts.check_sizes(batch_size=batch_size)
         self.seed, self.sample_prompt = seed, sample_prompt
-        self.config, self.batch_size = llama_config(model, **changes), batch_size
+        self.config, self.batch_size = llama.llama_config(model, **changes), batch_size
         self.tokens_per_sample = self.config.max_position_embeddings
         self.activation_shape = (batch_size, self.tokens_per_sample, self.config.hidden_size)
         self.corpus = texts.load_text(text, min_bytes=self.tokens_per_sample + 1)

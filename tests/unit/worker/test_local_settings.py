@@ -9,8 +9,7 @@ from murmuration.worker.errors import ManifestRefused, UsageError
 from murmuration.worker.node.admission import join_config
 from murmuration.worker.tasks import OWN_LOOP, TaskError, least_bytes, local_settings
 from murmuration.worker.tasks.huggingface import HuggingFace
-from murmuration.worker.tasks.llama import empty_llama
-from murmuration.worker.tasks.llama_config import MODELS
+from murmuration.worker.tasks.llama import MODELS, empty_llama
 from murmuration.worker.training.checkpoint import Checkpoint, _mark, config_of
 
 LLAMA = {"model_type": "llama", "hidden_size": 16, "hidden_act": "silu", "rope_theta": 1e4}

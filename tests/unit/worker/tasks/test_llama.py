@@ -13,9 +13,8 @@ from torch import Tensor
 
 from murmuration.worker.errors import TaskError
 from murmuration.worker.tasks import Batch, Cursor, StageModule, load_task
-from murmuration.worker.tasks.llama import KeyValueCache, build_llama
+from murmuration.worker.tasks.llama import KeyValueCache, LlamaConfig, build_llama, llama_config
 from murmuration.worker.tasks.llama_bytes import LlamaBytes
-from murmuration.worker.tasks.llama_config import LlamaConfig, llama_config
 
 HEADS = {"hidden_size": 24, "intermediate_size": 40}
 HEADS |= {"num_attention_heads": 6, "num_key_value_heads": 2}
