@@ -210,9 +210,8 @@ async def _holders(
 
 def assemble(run: Path, out: Path, settings: Iterable[str] = ()) -> tuple[Path, Mapping[int, int]]:
     """Puts the newest checkpoints of all stages below `run` together. Returns the new one, named
-    after the least step, and the step of each stage. The settings are of [task], typed here; what
-    loads code or reads files must be among them. Raises CheckpointError: not all stages are there,
-    or they are of different runs; TaskError: the run's task cannot be loaded here."""
+    after the least step, and the step of each stage. Args: settings: as `config_of` takes them.
+    Raises as that; CheckpointError: not all stages are there, or they are of different runs."""
     newest: dict[int, checkpoint.Checkpoint] = {}
     for saved in checkpoint.below(run):
         if (stage := saved.values.get("stage")) is not None:

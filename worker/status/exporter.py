@@ -127,9 +127,8 @@ def _filled(
 
 
 def metrics_server(address: str, status: Callable[[], Document]) -> WebServer:
-    """Serves the figures over HTTP. On loopback only under names of this machine: a name that
-    somebody else points here would let any page that is open in a browser read along. Args:
-    address: HOST:PORT; port 0 takes a free one. Raises OSError: it cannot listen there."""
+    """Serves the figures over HTTP; on loopback only under names of this machine, as the page is.
+    Args: address: HOST:PORT; port 0 takes a free one. Raises OSError: it cannot listen there."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     registry.register(StatusCollector(status))

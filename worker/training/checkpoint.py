@@ -142,8 +142,9 @@ def below(run: Path, *, whole: bool = False) -> Iterator[Checkpoint]:
 
 
 def config_of(saved: Checkpoint, settings: Iterable[str] = ()) -> Config:
-    """Makes the config of its run. Raises as `join_config`, unless this user has written it here;
-    UsageError. Args: settings: of [task], as given with `--set`: they replace what it says."""
+    """Makes the config of its run. Args: settings: of [task], as typed: they replace what it says.
+    Raises as `parse_config`; UsageError; unless this user has written it here, as `check_local`:
+    what loads code or reads files must be among the settings."""
     typed, _ = configs.read_all(None, settings, {})
     for section in typed:
         if section != "task":

@@ -122,9 +122,8 @@ def evaluate_checkpoint(
     saved: Checkpoint, *, split: str = "validation", settings: Iterable[str] = ()
 ) -> Evaluation:
     """Evaluates a checkpoint's anchor, over as many batches as a run's report takes. Args: split:
-    'validation', or 'train' for text that the run learned from; settings: of [task], typed here;
-    what loads code or reads files must be among them. Raises CheckpointError: it does not hold the
-    whole model of its run; TaskError: the run's task cannot be loaded here."""
+    'validation', or 'train' for text that the run learned from; settings: as `config_of` takes
+    them. Raises as that, as `task_of` and as `anchored_model`."""
     config = checkpoint.config_of(saved, settings)
     task = task_of(config)
     model = anchored_model(saved, config, task)
@@ -150,10 +149,8 @@ def generate_text(
     settings: Iterable[str] = (),
 ) -> Iterator[str]:
     """Continues `prompt` with the newest anchor below the folder `run`, in pieces as they are made;
-    in one where the task does not stream. Args: settings: as of `evaluate_checkpoint`.
-
-    Raises (before the first piece) CheckpointError: there is none that can be used; TaskError: the
-    run's task cannot be loaded here, or writes no text."""
+    in one where the task does not stream. Raises, before the first piece, as `evaluate_checkpoint`
+    and as `find_checkpoint`; TaskError: the task writes no text."""
     saved = find_checkpoint(run)
     config = checkpoint.config_of(saved, settings)
     task = task_of(config)

@@ -36,9 +36,8 @@ def export(
 ) -> tuple[Path, str]:
     """Writes the newest anchor below the folder `run` to the folder `out`. Returns the file of the
     tensors, and what it holds, for the user. Args: layout: None takes Hugging Face's where the
-    model has it; settings: of [task], typed here; what loads code or reads files must be among
-    them. Raises CheckpointError: there is no anchor of a whole model; TaskError: the run's task
-    cannot be loaded here; UsageError: the layout or the folder cannot be."""
+    model has it; settings: as `config_of` takes them. Raises as that, as `task_of` and as
+    `anchored_model`; UsageError: the layout or the folder cannot be."""
     if not (out / _SOURCE).exists() and any((out / name).exists() for name in (MODEL, _CONFIG)):
         raise UsageError(f"{out} holds a model that is no export: choose another folder")
     saved = find_checkpoint(run)
