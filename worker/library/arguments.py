@@ -27,7 +27,6 @@ from murmuration.worker.cli.options import RunFlags
 from murmuration.worker.config import Config, load_config
 from murmuration.worker.errors import ConfigError, ManifestRefused, MurmurError, UsageError
 from murmuration.worker.identity.certificates import Identity
-from murmuration.worker.library.site import is_site
 from murmuration.worker.manifest import Manifest
 from murmuration.worker.node.admission import FirstAnswer, Newcomer, check_version, join_config
 from murmuration.worker.node.own_address import ROUTER, Addresses
@@ -334,6 +333,8 @@ def agree_on_terms(
     schema: Sequence[TensorSpec],
     newcomer: Newcomer,
     identity: Identity | None,
+    *,
+    site: bool,
 ) -> Terms:
     """Raises as `Swarm`."""
     first = newcomer.ask_run(identity) if newcomer.contacts else None
@@ -360,10 +361,10 @@ def agree_on_terms(
             why = f"run.{key} is for tasks: a loop of your own {does}; leave it out"
             raise ConfigError(f"settings: {why}")
     found = addresses.found([first.address], first.seen_from) if first else addresses.found([])
-    if is_site() and config.plan.payload == "gradient":
+    if site and config.plan.payload == "gradient":
         raise UsageError(
-            "preset ddp averages gradients at every step, which a site of several processes does "
-            "by itself; use diloco or streaming between sites"
+            "preset ddp averages gradients at every step, which a site of several processes or "
+            "shards does by itself; use diloco or streaming between sites"
         )
     return config, first, found
 

@@ -299,8 +299,12 @@ def agreed(decide: Callable[[], Any] | None) -> Any:
     return words[0]
 
 
-def is_site() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+def is_site(model: object) -> bool:
+    """Tells of several processes, or of one that shards its parameters, as FSDP2 of one rank."""
+    if not dist.is_available() or not dist.is_initialized():
+        return False
+    sharded = isinstance(model, nn.Module) and any(map(is_sharded, model.parameters()))
+    return sharded or dist.get_world_size() > 1
 
 
 def _end(groups: list[dist.ProcessGroup]) -> None:

@@ -121,7 +121,7 @@ class Swarm(StepListener):
         cls, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], **arguments: Any
     ) -> Self:
         args.check_names(arguments)
-        if is_site() and get_rank() > 0:
+        if is_site(model) and get_rank() > 0:
             # It has the same methods and is no subclass, which would open a swarm of its own.
             return SiteRank(model, optimizer, **arguments)  # type: ignore[return-value]
         return super().__new__(cls)
@@ -162,7 +162,7 @@ class Swarm(StepListener):
         given = args.settings_by_argument(named, settings)
         if (frozen := self._replica.frozen_hash) is not None:
             given[f"task.frozen={json.dumps(frozen)}"] = "the hash of the frozen parameters"
-        schema, self._frozen = self._replica.schema, frozen
+        schema, self._frozen, site = self._replica.schema, frozen, is_site(model)
         self._out = Path(out).absolute() if out is not None else None
         self._identity: Identity | None = None
         self._lines = args.LoopLines(progress=progress)
@@ -183,10 +183,12 @@ class Swarm(StepListener):
             )
             with Newcomer(joins, wait_s=wait_s, remembered=known, tell=self.warn) as newcomer:
                 self._identity = admission.identity(newcomer)
-                return args.agree_on_terms(given, addresses, schema, newcomer, self._identity)
+                return args.agree_on_terms(
+                    given, addresses, schema, newcomer, self._identity, site=site
+                )
 
         known = remembered(self._out, joins, self.warn)
-        decided: args.Terms = agreed(terms) if is_site() else terms()
+        decided: args.Terms = agreed(terms) if site else terms()
         self._config, first, found = decided
         self._name = self._identity.name if self._identity else self._name
         self._manifest = Manifest.of(self._config, schema)
@@ -218,7 +220,7 @@ class Swarm(StepListener):
         self._rates: list[float] = []  # early in a run under way
         self._site: Site | None = None
         self._strides, self._meets_at = tuple[int, ...](), 0
-        if is_site():
+        if site:
             self._site = Site(self._fragments, self._replica.parameters, self._progress)
             self._replica.accessor = self._site
         rank, ranks = (self._site.rank, self._site.size) if self._site else (0, 1)

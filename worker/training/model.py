@@ -91,9 +91,14 @@ def _shared_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 
 def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """The buffers that are saved with the model, by name."""
-    saved = model.state_dict(keep_vars=True)
-    return {bare_name(n): buffer for n, buffer in model.named_buffers() if n in saved}
+    """The buffers that are saved with the model, by name. Not by `state_dict`, whose hooks may
+    wait for other ranks."""
+    home = {
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        for name in module._non_persistent_buffers_set
+    }
+    return {bare_name(n): buffer for n, buffer in model.named_buffers() if n not in home}
 
 
 def _why_left(buffer: Tensor) -> str:

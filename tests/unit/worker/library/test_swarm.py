@@ -12,6 +12,7 @@ from urllib.request import urlopen
 import pytest
 import torch
 from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
 
 import murmuration
 from murmuration import ConfigError, IdentityError, PeersUnreachable, Swarm, UsageError
@@ -226,7 +227,7 @@ def test_what_is_told_before_the_block_is_in_the_log(tmp_path, monkeypatch):
     assert "if the run is over, begin another without join=" in text, "as the library says it"
 
 
-def test_what_no_site_can_do_is_told(monkeypatch):
+def test_what_no_site_can_do_is_told():
     fragment = Fragment(0, (TensorSpec("mine", (2,)), TensorSpec("another's", (2,))))
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     with pytest.raises(UsageError, match=r"\"another's\" is not of shards .* no pipeline"):
@@ -234,10 +235,10 @@ def test_what_no_site_can_do_is_told(monkeypatch):
     threads = {*Path("/proc/self/task").iterdir()}
     Site([], {})
     assert {*Path("/proc/self/task").iterdir()} == threads  # one left would abort the process
-    distributed.destroy_process_group()
-    monkeypatch.setattr(arguments, "is_site", lambda: True)
+    model = fully_shard(model_of()[0])
     with pytest.raises(UsageError, match="use diloco or streaming between sites"):
-        Swarm(*model_of(), preset="ddp")
+        Swarm(model, torch.optim.SGD(model.parameters(), lr=0.1), preset="ddp")
+    distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("fused", [False, True])
