@@ -215,7 +215,10 @@ def unpack(packed: bytes, size: int, columns: int) -> memoryview:
 
 HASH_BYTES = 16
 ROUNDED = 1 + 2**-7  # a norm, and one of sums that are rounded
-_LEAVES = 64
+_LEAVES, _CHILDREN = 64, 4
+_BEGUN = {
+    kind: blake2b(digest_size=HASH_BYTES, person=kind) for kind in (b"leaf", b"node", b"root")
+}
 _FEWEST, _MOST = 64, 64 * 1024  # values in a leaf, where the shard has as many
 
 
@@ -262,7 +265,7 @@ class Commitment:
         level = _leaves(self._values, of_leaves or (norms and norms_of(codec, *sized)))
         self._levels = [level]
         while len(level) > 1:
-            level = [_parent(level[at : at + 2]) for at in range(0, len(level), 2)]
+            level = [_parent(level[at : at + _CHILDREN]) for at in range(0, len(level), _CHILDREN)]
             self._levels.append(level)
         self.norms, self.norm = norms, math.sqrt(_squares(level[0])) if level else 0.0
         self.root = _root(level[0] if level else b"", weight, norms)
@@ -274,8 +277,9 @@ class Commitment:
             raise WireError(f"leaf {leaf} of {len(self._values)}")
         path, at = [], leaf
         for level in self._levels[:-1]:
-            path += level[at ^ 1 : (at ^ 1) + 1]
-            at //= 2
+            first = at - at % _CHILDREN
+            path += level[first:at] + level[at + 1 : first + _CHILDREN]
+            at //= _CHILDREN
         return bytes(self._values[leaf]), path
 
 
@@ -298,28 +302,28 @@ def root_of(
         (found,) = _leaves([shown], of_leaf)
     except WireError:
         return b""
-    rest = list(reversed(path))
+    rest = list(path)
     if any(len(each) != len(found) or _squares(each) < 0 for each in rest):
         return b""
     while count > 1:
-        if leaf ^ 1 < count:
-            if not rest:
-                return b""
-            other = rest.pop()
-            found = _parent([other, found] if leaf % 2 else [found, other])
-        leaf, count = leaf // 2, (count + 1) // 2
+        place_in = leaf % _CHILDREN
+        others = min(_CHILDREN, count - leaf + place_in) - 1
+        if len(rest) < others:
+            return b""
+        found = _parent([*rest[:place_in], found, *rest[place_in:others]])
+        rest, leaf, count = rest[others:], leaf // _CHILDREN, -(-count // _CHILDREN)
     # Of squares less than 2**-110 may well be 0 in fp32.
     most = (ROUNDED * norms[place]) ** 2 + 2**-110 if place < len(norms) else 0.0
     return _root(found, weight, norms) if not rest and _squares(found) <= most else b""
 
 
-def _leaves(values: Iterable[memoryview], norms: Iterable[float]) -> list[bytes]:
+def _leaves(values: Iterable[memoryview], norms: Sequence[float]) -> list[bytes]:
     """Leaves of the tree, as its nodes are: a hash, and where norms are known the sum of squares,
     to eight bits: so that all machines find the same."""
     hashes = [_hash(b"leaf", each) for each in values]
-    squares = (math.frexp(each**2) for each in norms)
-    sums = [struct.pack("<d", math.ldexp(round(m * 2**8) / 2**8, at)) for m, at in squares]
-    return list(map(bytes.__add__, hashes, sums)) if sums else hashes
+    parts, powers = np.frexp(np.square(np.asarray(norms, "<f8")))
+    sums = np.ldexp(np.rint(parts * 2**8) / 2**8, powers).astype("<f8").tobytes()
+    return [each + sums[8 * at : 8 * at + 8] for at, each in enumerate(hashes)]
 
 
 def _squares(node: bytes) -> float:
@@ -329,9 +333,9 @@ def _squares(node: bytes) -> float:
 def _parent(children: Sequence[bytes]) -> bytes:
     if len(children) == 1:
         return children[0]
-    summed = len(children[0]) > HASH_BYTES
-    squares = struct.pack("<d", sum(map(_squares, children))) if summed else b""
-    return _hash(b"node", b"".join(children)) + squares
+    nodes, summed = b"".join(children), len(children[0]) > HASH_BYTES
+    squares = struct.unpack(f"<{'16xd' * len(children)}", nodes) if summed else ()
+    return _hash(b"node", nodes) + (struct.pack("<d", sum(squares)) if summed else b"")
 
 
 def _root(top: bytes, weight: int, norms: Sequence[float]) -> bytes:
@@ -340,4 +344,6 @@ def _root(top: bytes, weight: int, norms: Sequence[float]) -> bytes:
 
 
 def _hash(kind: bytes, of: bytes | memoryview) -> bytes:
-    return blake2b(of, digest_size=HASH_BYTES, person=kind).digest()
+    begun = _BEGUN[kind].copy()  # takes less than to begin anew
+    begun.update(of)
+    return begun.digest()
