@@ -14,7 +14,7 @@ import pytest
 
 from murmuration.protos.figures import measured
 from tests.support.fork_server import MURMUR as FORKED, ForkedPopen, run
-from tests.support.workers import ENDLESS, PATIENCE_S, SMALL
+from tests.support.workers import ENDLESS, PATIENCE_S, SMALL, report_of, swarm_ended
 
 AS_INSTALLED = (sys.executable, "-m", "murmuration.worker.cli")
 
@@ -79,8 +79,28 @@ def test_ctrl_c_saves_and_still_reports(tmp_path):
         os.killpg(swarm.pid, signal.SIGINT)
         rest = swarm.stdout.read()
     assert swarm.wait(PATIENCE_S) == 130
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    report = report_of(tmp_path / "out")
     assert report["rounds_completed"] > 0
     assert all(Path(peer["checkpoint"]).is_dir() for peer in report["peers"])
     assert "checkpoint" in rest
     assert processes_of(tmp_path) == set()
+
+
+def test_a_swarm_behind_the_relay(tmp_path):
+    """`murmur swarm` with three small workers and twenty rounds, as a user runs it."""
+    given = ("--workers", "3", "--steps", "40", "--inner-steps", "2", "--link", "20mbit")
+    # Whoever has a proxy for the web has exceptions from it; they must not count here.
+    env = {**os.environ, "no_proxy": "*", "NO_PROXY": "*"}
+    done = swarm_ended(tmp_path, *given, *SMALL, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "links: 20mbit each way" in done.stdout
+    report = report_of(tmp_path)
+    assert report["hashes_agree"]
+    assert (report["step"], report["rounds_completed"], report["rounds_failed"]) == (40, 20, 0)
+    assert report["link"] == "20mbit"
+    for peer in report["peers"]:  # nothing went past it, or faster
+        for moved in (peer["bytes_sent"], peer["bytes_received"]):
+            assert moved / peer["wall_s"] <= 1.1 * 20e6 / 8
+        over_link = report["link_bytes"][peer["peer"]]
+        assert over_link["sent_bytes"] == pytest.approx(peer["bytes_sent"], rel=0.05)
+        assert over_link["received_bytes"] == pytest.approx(peer["bytes_received"], rel=0.05)

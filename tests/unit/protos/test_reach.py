@@ -1,4 +1,5 @@
-"""Why nobody is reached: names, handshakes, and gRPC's words for what happens below it."""
+"""HOST:PORT of peers and of those that call; why nobody is reached: names, handshakes, and gRPC's
+words for what happens below it."""
 
 import asyncio
 import socket
@@ -11,6 +12,8 @@ from unittest.mock import Mock
 import pytest
 
 from murmuration.protos import reach
+from murmuration.protos.addresses import caller_host, is_wildcard, served_at
+from murmuration.protos.exit_codes import UsageError
 from murmuration.protos.reach import (
     Mismatch,
     UnknownName,
@@ -169,3 +172,31 @@ def test_something_else_that_encrypts_is_no_run(tmp_path):
         thread.start()
         assert not is_encrypted_run(f"127.0.0.1:{listener.getsockname()[1]}")
         thread.join()
+
+
+def test_a_port_alone_is_one_of_loopback():
+    assert served_at("", None) is None
+    assert [served_at("", port) for port in ("9464", 0)] == ["127.0.0.1:9464", "127.0.0.1:0"]
+    for whole in ("0.0.0.0:9464", "[::1]:9464", "one.example:9464"):
+        assert served_at("", whole) == whole
+
+
+@pytest.mark.parametrize("given", ["", "one.example", ":9464", "65536", "²"])
+def test_what_is_neither_address_nor_port_is_refused(given):
+    with pytest.raises(UsageError, match=r"^--web: write a port of this machine"):
+        served_at("--web", given)
+
+
+def test_the_host_of_a_caller():
+    hosts = {
+        "ipv4:192.0.2.7:41000": "192.0.2.7",
+        "ipv6:%5B2001:db8::7%5D:41000": "2001:db8::7",
+        "ipv6:[::ffff:192.0.2.7]:41000": "192.0.2.7",
+        **dict.fromkeys(("unix:/tmp/socket", "ipv4:nonsense", "w0"), ""),
+    }
+    assert {peer: caller_host(peer) for peer in hosts} == hosts
+
+
+def test_a_wildcard_stands_for_all_addresses():
+    hosts = ("0.0.0.0", "::", "127.0.0.1", "w0.example")
+    assert [is_wildcard(host) for host in hosts] == [True, True, False, False]

@@ -1,4 +1,4 @@
-"""Bad input: one line on stderr and a documented exit code."""
+"""Bad input: one line on stderr and a documented exit code. What shells complete."""
 
 import errno
 import io
@@ -13,9 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from click.shell_completion import ShellComplete
 
+from murmuration.algorithms.plan import PRESETS
 from murmuration.protos.files import print_line
 from murmuration.worker import cli
+from murmuration.worker.cli import options
 from murmuration.worker.cli.commands import addresses_and_run
 from murmuration.worker.errors import ConfigError
 from murmuration.worker.tasks import Batch, Cursor
@@ -313,3 +316,26 @@ def test_the_file_of_a_joiner_may_stand_anywhere_and_be_called_anything(tmp_path
         assert addresses_and_run(words, None) == (("a:1", "b:2"), Path("run.toml"))
     assert addresses_and_run(("a:1", str(tmp_path / "run")), None)[1] == tmp_path / "run"
     assert addresses_and_run(("a:1",), Path("x")) == (("a:1",), Path("x"))
+
+
+def completed(*args: str, incomplete: str = "") -> list[str]:
+    shell = ShellComplete(cli.cli, {}, "murmur", "_MURMUR_COMPLETE")
+    return [item.value for item in shell.get_completions(list(args), incomplete)]
+
+
+def test_presets_commands_and_options_are_completed():
+    assert sorted(options.PRESETS) == sorted(PRESETS)
+    for command in ("up", "swarm"):
+        assert completed(command, "--preset", incomplete="str") == ["streaming", "streaming-noloco"]
+    assert completed("join", "h:1", "--preset", incomplete="d") == ["diloco", "ddp"]
+    assert completed(incomplete="sta") == ["status"]
+    assert {"--json", "--preset"} <= set(completed("up", incomplete="--"))
+
+
+def test_what_the_script_calls_answers_without_torch():
+    env = {**os.environ, "_MURMUR_COMPLETE": "bash_complete", "COMP_CWORD": "3"}
+    env["COMP_WORDS"] = "murmur swarm --preset no"
+    code = "import sys\nfrom murmuration.worker.cli import main\ntry: main()\n"
+    code += "finally: assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.stdout.split() == ["plain,noloco"], done.stderr
