@@ -54,11 +54,12 @@ async def test_a_peer_that_stands_still_holds_the_others_up_once():
     async with Swarm(Problem(layers=(64, 32), steps=650, plan=BY_SPEED), "abcd") as swarm:
         first, stalls = swarm["a"].trainer.metrics, []
         for _ in range(3):
-            await swarm.sleep(15)
+            await swarm.sleep(16)
             swarm.freeze("d")
             await swarm.sleep(5)
             swarm.thaw("d")
             stalls.append(first.stall_s)
+        assert stalls[0] < 2.0  # it reduces when it stops: 3.1 s were lost by that alone
         assert stalls[2] - stalls[1] < 0.15 * 10  # as much as without anybody who stands still
         assert "d" in swarm["a"].node.gossip.view.late
         await swarm.ends_equal()

@@ -1,7 +1,6 @@
 """Keys and certificates, and the files of a peer that has one.
 
-Keys are ECDSA P-256: gRPC's TLS takes no certificate with an Ed25519 key (docs/adr/0017). In a
-certificate stand, as alternative names,
+In a certificate stand, as alternative names (docs/adr/0017),
 
     URI murmur:peer/NAME        the role, and whom it speaks for
     DNS HASH.peer.murmuration   the same for clients, which compare names of hosts

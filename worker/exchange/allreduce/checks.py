@@ -3,9 +3,6 @@
 contributor                             each other contributor of a mean, and its reducer
     | CheckRequest: some leaves -----------> |
     | <---------- each leaf, and its path to the root that was announced before |
-
-A leaf that does not lead to the root leaves open whether its contributor or the reducer lies
-(`Doubts`). Others are told which leaf to look at, and believe what they compute (docs/adr/0036).
 """
 
 import asyncio

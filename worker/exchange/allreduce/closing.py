@@ -462,11 +462,15 @@ class ReducedShards:
 
     def overdue_s(self, key: ShardKey, order: Sequence[str], reducer: str) -> float:
         """How long a reducer is waited for: longer than it waits for others itself. Where most have
-        its answer it is no longer than this peer is waited for."""
+        its answer it is no longer than this peer is waited for; briefly where it has not begun."""
         most_s = OVERDUE * self.wait_s(key, self._expected(key, order))
         if self.further(key, order):
             most_s = min(most_s, self.patience.habit_s(key.fragment) / OVERDUE)
-        return most_s + self.transfer_s(key.fragment, [reducer])
+        most_s += self.transfer_s(key.fragment, [reducer])
+        brief_s, at = self.patience.brief_s(key.fragment), (key.fragment, key.round)
+        if brief_s is None or len(order) <= 2 or reducer in self._announced.get(at, ()):
+            return most_s
+        return min(most_s, OVERDUE * brief_s + self.transfer_s(key.fragment, order))
 
 
 def next_group(

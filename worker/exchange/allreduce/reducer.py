@@ -99,7 +99,7 @@ class Reducer:
         self._reductions: dict[ShardKey, wire.Reduction] = {}
         self._residuals = Residuals() if residuals is None else residuals
         self.checks, self._tasks = Checks(context, self.shards, self._reductions), Tasks()
-        self._late: set[tuple[int, str, bool]] = set()  # fragment, peer, as a reducer
+        self._late: set[tuple[int, str, bool]] = set()  # fragment, peer, counted apart
 
     def tick(self) -> None:
         now = self._context.clock()
@@ -133,12 +133,12 @@ class Reducer:
     def pass_over(self, key: ShardKey, peer: str) -> None:
         """The peer has not reduced the shard in time, or has answered with nothing of use."""
         self.shards.pass_over(key, peer)
-        self._late.add((key.fragment, peer, True))
+        self._late.add((key.fragment, peer, not self._context.plan.waits_for_nobody))
         self._look_again()
 
     def take_late(self, fragment: int) -> list[str]:
         """The peers that shards were closed without since this was last asked, after a wait, and
-        those that were passed over; one that is both comes twice."""
+        those that were passed over; one that is both comes twice, but where waits are brief."""
         late = {each for each in self._late if each[0] == fragment}
         self._late -= late
         return sorted(peer for _, peer, _ in late)
