@@ -29,7 +29,7 @@ def test_a_worker_says_what_is_wrong(tmp_path):
     with running_swarm(1, tmp_path, *SMALL, *held.settings) as swarm:
         (first := swarm.start("w0")).wait_for(lambda e: e["event"] == "started", "start")
         address, other = swarm.addresses["w0"], settings_of(diloco__inner_steps=33, inner__lr=0.1)
-        nowhere = ("--set", 'task.text="/nowhere/at/all"')
+        nowhere, (closed,) = ("--set", 'task.text="/nowhere/at/all"'), free_addresses(1)
         join = ("join", address, *held.settings)
         up = ("up", "--join", address, *SMALL, *held.settings)
         for code, says, command, out in (
@@ -42,9 +42,17 @@ def test_a_worker_says_what_is_wrong(tmp_path):
             (5, "run.seed: 9 here, 0 there", (*join, "--seed", "9"), "z"),
             (5, "choose another with --name", (*join, "--name", "w0"), "z"),
             (3, "choose another folder with --out", join, "w0"),
+            (
+                9,
+                f"w0 does not reach new at {closed}, which it advertises (calls come from ",
+                (*join, "--name", "new", "--advertise", closed, "--no-relay"),
+                "new",
+            ),
         ):
             ended, line = refused(*command, "--out", str(tmp_path / out))
             assert (ended, says in line) == (code, True), line
+        assert "--advertise HOST:PORT" in line
+        assert not (tmp_path / "new").exists()
         first.wait_for(lambda e: "diloco.inner_steps: 33 in the joiner's" in str(e), "refusal told")
 
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import signal
 import socket
 from contextlib import ExitStack
 from pathlib import Path
@@ -81,38 +80,6 @@ def test_after_a_power_cut_the_joiner_may_start_first(tmp_path):
             for worker in workers.values():
                 worker.end()
         assert workers["first"].of("resumed")
-
-
-def test_a_joiner_that_nobody_can_dial_is_told_and_slows_nobody(tmp_path):
-    settings = [*SMALL, *QUICK, *settings_of(run__steps=100_000, diloco__inner_steps=10)]
-    held = gate(tmp_path, 15)
-    (nowhere,) = free_addresses(1)
-    with running_swarm(3, tmp_path, *settings, *held.settings) as swarm:
-        swarm.start_all()
-        for worker in swarm.workers.values():
-            worker.wait_for_round(0)
-        with held.opened():
-            stranger = swarm.join(
-                "new", swarm.addresses["w0"], "--advertise", nowhere, "--no-relay", *held.settings
-            )
-            stranger.wait_for(lambda e: e["event"] == "listening", "an address")
-            before = [swarm.workers[name].wait_for_round(1)["round"] for name in swarm.names]
-            assert stranger.wait() == 9
-            for name, round_ in zip(swarm.names, before, strict=True):
-                swarm.workers[name].wait_for_round(round_ + 1)  # they have gone on
-                swarm.workers[name].send(signal.SIGTERM)
-            assert {swarm.workers[name].wait() for name in swarm.names} == {0}
-        lines = stranger.errors.strip().splitlines()
-        assert len(lines) == 1
-        assert (
-            f"w0 does not reach new at {nowhere}, which it advertises (calls come from " in lines[0]
-        )
-        assert "--advertise HOST:PORT" in lines[0]
-        assert not (tmp_path / "new").exists()
-        for name in swarm.names:
-            worker = swarm.workers[name]
-            assert "new" not in {event["peer_changed"] for event in worker.of("member")}
-            assert worker.of("round_failed") == []
 
 
 def findings(out: Path, *args: str) -> dict[str, tuple[bool, str]]:

@@ -2,7 +2,6 @@
 
 import json
 import signal
-from pathlib import Path
 
 from murmuration.worker.training import checkpoint
 from tests.support.full_disk import fill_disk_of, make_room_for
@@ -126,28 +125,6 @@ def test_a_full_disk_ends_no_training(tmp_path):
         events = (tmp_path / "w0" / "events.jsonl").read_text().splitlines()
         (missing,) = [e for e in map(json.loads, events) if "missing here" in e.get("text", "")]
         assert int(missing["text"].split()[0]) >= 3
-
-
-def test_sigterm_saves_and_leaves(tmp_path):
-    with running_swarm(2, tmp_path, *ENDLESS, *QUICK) as swarm:
-        swarm.start_all()
-        leaver, stayer = swarm.workers["w0"], swarm.workers["w1"]
-        leaver.wait_for_round(1)
-        leaver.send(signal.SIGTERM)
-        assert leaver.wait() == 0
-        left = stayer.wait_for(
-            lambda e: e["event"] == "member" and e["health"] == "left", "a departure"
-        )
-        assert left["peer_changed"] == "w0"
-        assert leaver.result["reason"] == "SIGTERM"
-        assert Path(leaver.result["checkpoint"]).is_dir()
-        assert leaver.result["val_loss"] is None  # somebody waits for it to end
-        assert "evaluating" not in {event["state"] for event in leaver.of("progress")}
-        here = stayer.of("round")[-1]["round"]
-        stayer.wait_for_round(here + 3)  # alone, without waiting for anybody
-        stayer.send(signal.SIGINT)
-        assert stayer.wait() == 130
-        assert stayer.result["val_loss"] is not None
 
 
 OF_BATCH = 4

@@ -15,6 +15,7 @@ from tests.support.gates import gates
 from tests.support.workers import (
     ENDLESS,
     PATIENCE_S,
+    QUICK,
     SMALL,
     WorkerProcess,
     running_swarm,
@@ -22,23 +23,32 @@ from tests.support.workers import (
 )
 
 
-def test_a_worker_leaves_on_a_notice_and_its_command_goes_on_afterwards(tmp_path):
+@pytest.mark.parametrize("why", ["preempted", "SIGTERM"])
+def test_a_worker_that_is_told_saves_and_leaves_and_its_command_goes_on_afterwards(tmp_path, why):
+    """By a notice, or by a signal."""
     notice = tmp_path / "notice"
-    with running_swarm(2, tmp_path / "runs", *ENDLESS) as swarm:
+    with running_swarm(2, tmp_path / "runs", *ENDLESS, *QUICK) as swarm:
         w0, w1 = swarm.start("w0"), swarm.start("w1", "--leave-on", str(notice))
         w1.wait_for_round(2)
-        notice.touch()
+        notice.touch() if why == "preempted" else w1.send(signal.SIGTERM)
         assert w1.wait() == 0
-        assert (w1.result["reason"], w1.result["val_loss"]) == ("preempted", None)
+        # Somebody waits for it to end: it evaluates nothing.
+        assert (w1.result["reason"], w1.result["val_loss"]) == (why, None)
+        assert "evaluating" not in {event["state"] for event in w1.of("progress")}
         assert Path(w1.result["checkpoint"]).is_dir()
         w0.wait_for(
             lambda e: e["event"] == "member" and (e["peer_changed"], e["health"]) == ("w1", "left"),
             "word that w1 has left",
         )
-        notice.unlink()
+        alone = w0.of("round")[-1]["round"] + 3
+        w0.wait_for_round(alone)  # without waiting for anybody
+        notice.unlink(missing_ok=True)
         again = swarm.start("w1", "--leave-on", str(notice))
         again.wait_for(lambda e: e["event"] == "resumed", "its own checkpoint")
-        again.wait_for_round(3)
+        again.wait_for_round(alone)
+        w0.send(signal.SIGINT)
+        assert w0.wait() == 130
+        assert w0.result["val_loss"] is not None
 
 
 def test_systemd_hears_of_a_worker(tmp_path):
