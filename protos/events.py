@@ -29,9 +29,8 @@ EventKind = Literal[
     # samples_per_s, tokens, tokens_per_s; peers: that live, this one among them
     "progress",
     "validation",  # step, val_loss, val_loss_error and val_metrics: of the anchors, seconds
-    # fragment, round, contributors, missed, stall_s, exchange_s, waited_for; work_steps: that this
-    # peer's contribution stands for; since the last one: steps, and step_s, what one of them has
-    # computed for on average
+    # fragment, round, contributors, missed, stall_s, exchange_s, waited_for, work_steps: those that
+    # this peer contributed; since the last one: steps, and step_s, the mean time of computing one
     "round",
     "round_failed",  # fragment, round, reason, waiting_for
     # step, fragments, steps: that are lost, steps_lost: of all times so far, times; parameters,
@@ -42,10 +41,11 @@ EventKind = Literal[
     "refused",  # reason, again, sender, round: a message that was not taken
     "member",  # peer_changed, health
     "enrolled",  # name, token: a peer was given its certificate
+    "epoch",  # batches, of: an epoch, that this peer drew; the first one
     "awaiting",  # here, wanted: the number of peers that the start waits for; null: for the others
     "renewed",  # expires: this peer's own certificate was, until that day
     "unreachable",  # peers: that this one does not reach, though they are alive
-    # step, others: that go on; unsent_steps: that are in no round; apart: its model is its own
+    # step, steps; others: that go on; unsent_steps: in no round; apart: its model is its own
     "left",
     "handed_in",  # fragment, round, steps: that others have of this peer's, which leaves
     "preempted",  # source: of the notice that this machine will go away

@@ -108,7 +108,9 @@ async def test_the_last_mean_is_of_models_that_are_near(plan, lie):
         async with Swarm(steady(plan), "abcd") as swarm:
             if lie:
                 lies_at_the_end(swarm["d"].node, lie)
-            await swarm.until(lambda: all(swarm[name].done for name in "abc"), 200)
+            await swarm.until(lambda: all(swarm[name].done for name in "abcd"), 200)
+            texts = [event["text"] for event in swarm["d"].of_kind("warning")]
+    assert any("the mean that ends the run has 1 of 4 peers" in text for text in texts) == bool(lie)
     assert swarm.agrees(*"abc")
     for state, outer in zip(swarm["a"].trainer.states, expected, strict=True):
         assert torch.dist(state.anchor, outer.anchor) < outer.anchor.norm() / 4

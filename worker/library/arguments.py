@@ -48,11 +48,7 @@ log = logging.getLogger("murmuration")
 
 
 def in_arguments(text: str) -> str:
-    """Spells the options in a message for the command line as arguments of Python.
-
-    >>> in_arguments("1 of 2 peers; lower --min-peers, or say --listen 0.0.0.0:7700")
-    "1 of 2 peers; lower min_peers=, or say listen='0.0.0.0:7700'"
-    """
+    """Spells the options in a message for the command line as arguments of Python."""
     parts = _COMMAND.split(text.replace("by `murmur up`", "without join="))
     return "".join(p if p.startswith("`") else _OPTION.sub(_as_argument, p) for p in parts)
 
@@ -121,12 +117,7 @@ class LoopLines:
 
 
 _SETTINGS = {each.name: key for each in fields(RunFlags) if (key := each.metadata["key"])}
-_OF_TASKS = {
-    "task": "a loop of your own brings model and samples",
-    "inner": "the optimizer of your loop is your own",
-    "stages": "a loop of your own trains whole models",
-    "checkpoint": "a loop of your own saves `swarm.state_dict()`",
-}
+_OF_TASKS = ("task", "inner", "stages", "checkpoint")
 _OF_RUNS = {
     "evaluate_every": "evaluates by itself, the anchor within `with swarm.anchor()`",
     "track": "has trackers of its own, and `swarm.metrics` for them",
@@ -162,10 +153,7 @@ def check_names(named: Iterable[str]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A number of numpy or torch, a list of those or a path as Python has it; others as they are.
-
-    >>> plain(np.int64(3)), plain({"a": (np.float32(0.5), torch.tensor(2))}), plain(Path("x"))
-    (3, {'a': [0.5, 2]}, 'x')"""
+    """A number of numpy or torch, a list of those or a path as Python has it; others stay."""
     match value:
         case np.generic() | np.ndarray() | torch.Tensor():
             return value.tolist()
@@ -266,7 +254,8 @@ def _settings(name: str, value: object) -> dict[str, object]:
         if not section or not dot or not rest:
             raise UsageError(f"{name}[{key!r}]: write section.key, such as 'diloco.inner_steps'")
         if section in _OF_TASKS:
-            raise UsageError(f"{name}[{key!r}] is for tasks: {_OF_TASKS[section]}; leave it out")
+            brings = "a loop of your own brings model and optimizer, and saves its state"
+            raise UsageError(f"{name}[{key!r}] is for tasks: {brings}; leave it out")
         found[key] = given = plain(given)
         elements = given if isinstance(given, list) else [given]
         if not all(isinstance(each, str | bool | int | float) for each in elements):

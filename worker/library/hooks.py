@@ -4,6 +4,7 @@ import gc
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from math import inf
 from typing import Any
 
 import torch
@@ -124,8 +125,16 @@ class UserReplica(Replica):
         return any(torch.equal(v.to(largest), largest) for v in others)
 
     def mark(self) -> None:
-        """Keeps some values of parameters, for `written` and `copies`."""
+        """Keeps some values of parameters, for `written`, `copies` and `has_gradients_since`."""
         self._marked = self._some_values()
+        self._used = [_as_of(each) for each in self._looked_at]
+
+    @property
+    def has_gradients_since(self) -> bool:
+        """Tells whether a backward pass has come after the mark, and its gradients are there."""
+        pairs = zip(self._looked_at, self._used, strict=True)
+        new = [p.grad for p, used in pairs if p.grad is not None and _as_of(p) != used]
+        return any(0 < float(g.abs().max()) < inf for g in new if g.layout is torch.strided)
 
     def copies(self) -> int:
         """Counts the parameters of this process that still have a matrix's values as marked."""
@@ -154,11 +163,11 @@ class UserReplica(Replica):
         present = {id(p): (name, p.requires_grad) for name, p in self.model.named_parameters()}
         new = [n for each, (n, trains) in present.items() if trains and each not in known]
         if new or not known <= present.keys():
-            what = f"{new[0]!r} was added or thawed" if new else "one was taken away"
-            raise UsageError(
-                f"the parameters to train have changed in the swarm ({what}): build the model "
-                "before `with Swarm(...)`, and let all that ever trains require a gradient then"
-            )
+            what = "one was taken away): remove, or merge adapters, after the block"
+            if new:
+                what = f"{new[0]!r} was added or thawed): build the model before `with Swarm(...)"
+                what += "`, and let all that ever trains require a gradient then"
+            raise UsageError(f"the parameters to train have changed in the swarm ({what}")
         self.note_frozen()
         held, statistics = _places(self.model), self._statistics
         if held != self._buffers:  # a module may assign a buffer anew at each step
@@ -267,8 +276,6 @@ def _no_optimizer(given: object) -> UsageError:
         says = "give its .optimizer; the scheduler stays in your loop"
     elif isinstance(given, Mapping):
         says = "give its optimizers as a list"
-    elif isinstance(given, Optimizer):
-        says = "call super().__init__(params, defaults) in that of its class"
     elif hasattr(given, "unscale_"):
         says = "give the optimizer; the scaler stays in your loop"
     return UsageError(f"optimizer is {_kind(given)}, no torch.optim.Optimizer; {says}")

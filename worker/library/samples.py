@@ -60,6 +60,10 @@ class Indexed(Generic[T]):
     def __len__(self) -> int:
         return self._length
 
+    def batches(self, ranks: int = 1) -> int:
+        at_once = self.batch * ranks
+        return (self._length + (0 if self.drop_last else at_once - 1)) // at_once
+
     def places(self, run: Run, stream: SampleStream) -> list[Any]:
         if run.epoch not in self._orders:
             self._orders = {e: o for e, o in self._orders.items() if e == run.epoch - 1}
@@ -95,8 +99,9 @@ def indexed(source: Iterable[T], seed: int) -> Indexed[T] | None:
             lambda drawn: (items[i] for i, *_ in drawn),
             lambda order: _content_of(items, order, in_workers=False),
         )
-    if found is not None and not len(found):
-        raise UsageError("swarm.shard: there are no samples to share; give the loader some")
+    if found is not None and not found.batches():
+        there = f"there are no samples, or no batch of {found.batch}"
+        raise UsageError(f"swarm.shard: {there}; give the loader more, or a smaller batch_size")
     return found
 
 
@@ -126,11 +131,6 @@ def _of_loader(loader: torch_data.DataLoader[Any], seed: int) -> Indexed[Any]:
         return _content_of(loader.dataset, order, in_workers=loader.num_workers > 0)
 
     found = Indexed(_order_of(sampler, seed), load, content, size, drop_last)
-    if drop_last and len(found) < size:
-        raise UsageError(
-            f"swarm.shard: {len(found)} samples are no batch of {size}, and drop_last leaves them "
-            "out; give the loader more samples or a smaller batch_size"
-        )
     return found
 
 

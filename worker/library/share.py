@@ -26,6 +26,7 @@ Over = Callable[[], bool]  # whether the run is
 
 MOST_SAMPLES, LEAST_BLOCKS = 1024, 128  # of a block, and of an epoch
 _UNKNOWN_LENGTH = 8  # batches of a block where nobody knows the length
+_MOST_OF = 0.9  # an epoch is as good as all of it
 _UNTOLD = 128  # items: peers that start together skip the first blocks of the others
 _ADVICE = (
     "; a stream with state_dict() and load_state_dict() goes on at its place, and with workers one "
@@ -37,7 +38,7 @@ _END: Any = object()
 class Shares:
     """The streams that this process draws from. train thread only. Args: seed: of random orders,
     the same on every peer; rank, ranks: of a site; receive: the next message of a stream, for which
-    it waits; None when the run ends."""
+    it waits; None when the run ends; drew: is told once of an epoch: batches of here, and all."""
 
     def __init__(
         self,
@@ -47,11 +48,12 @@ class Shares:
         post: Callable[[ShareMessage], None],
         receive: Callable[[int], LeaseMessage | None],
         warn: Callable[[str], None] = lambda text: None,
+        drew: Callable[[int, int], None] | None = None,
     ) -> None:
         self._seed, self._rank, self._ranks = seed, rank, ranks
         self._post, self._receive, self._warn = post, receive, warn
         self._is_over = self._has_ended = False
-        self._openings = itertools.count()
+        self._openings, self._drew = itertools.count(), drew
         self._sources: dict[int, ref[Any]] = {}
         self._open: dict[int, LeasedBlocks] = {}
         self._readers: dict[int, _ForwardReader[Any]] = {}
@@ -159,7 +161,7 @@ class Shares:
                 blocks.close()
 
     def _by_index(self, samples: Indexed[T], stream: SampleStream, over: Over) -> Iterator[T]:
-        blocks = self._opened(stream, samples.batch)
+        blocks, drawn = self._opened(stream, samples.batch), 0
         sizes: deque[int] = deque()
 
         def places() -> Iterator[list[Any]]:
@@ -179,6 +181,10 @@ class Shares:
                 blocks.use(sizes.popleft())
                 yield batch
                 self._check_open(blocks)
+                drawn += 1
+            if self._drew is not None and drawn < _MOST_OF * samples.batches(self._ranks):
+                self._drew(drawn, samples.batches(self._ranks))
+                self._drew = None
         finally:
             self._closed(blocks)
 
@@ -239,7 +245,7 @@ class _Epochs(Iterator[T]):
         for item in self._items:
             return item
         self._items = (item for begin in (self._begin,) for item in begin())
-        raise StopIteration
+        raise StopIteration("the share of this peer ends: len(loader) batches are for all together")
 
     def close(self) -> None:
         self._items, self._begin = iter(()), lambda: iter(())

@@ -15,7 +15,7 @@ import uuid
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import cache
+from functools import cache, partial
 from math import inf
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar
@@ -65,21 +65,20 @@ _WRITTEN = (
     "as learned, or is written over; do it {} the block"
 )
 _STEPLESS = "nothing is shared, as no optimizer has stepped: train the model, not copies of it"
+_UNUSED = (
+    "gradients came after the last step, as in a last window of accumulation, and no step has "
+    "them: take one more before the block ends"
+)
 _CLOSED = "a generator is closed, as if its loop were over: contextlib.closing also shows errors"
 _NEVER = 1 << 62
 
 _entered: WeakSet["Swarm"] = WeakSet()
+_after = ExitStack()  # hooks, from the end of a block to the next one
 _going_on: dict[str, str] = {}  # peers of the runs that this process has left, with addresses
 
 
 class Swarm(StepListener):
     """A peer of a swarm, for as long as the `with` block runs. It hooks the optimizer's `step`.
-
-        with murmuration.Swarm(model, optimizer, join="one.example:7700") as swarm:
-            for batch in swarm.shard(loader):
-                model(batch).backward()
-                optimizer.step()
-                optimizer.zero_grad()
 
     When the block ends, the model holds the anchor: the parameters that the swarm agrees on. An
     exception, Ctrl-C among them, leaves the swarm at once and the parameters as they are. On ranks
@@ -225,7 +224,7 @@ class Swarm(StepListener):
             self._replica.accessor = self._site
         rank, ranks = (self._site.rank, self._site.size) if self._site else (0, 1)
         seed, post = self._config.run.seed, self._mailbox.post
-        self._shares = Shares(seed, rank, ranks, post, self._lease, self.warn)
+        self._shares = Shares(seed, rank, ranks, post, self._lease, self.warn, self._drew)
         # Of other streams than was waited for.
         self._leased: defaultdict[int, deque[LeaseMessage]] = defaultdict(deque)
         with self._speaking():
@@ -236,10 +235,7 @@ class Swarm(StepListener):
                 steps=self._config.run.steps,
                 mailbox=self._mailbox,
             )
-        tell = cache(lambda: self.warn("an optimizer steps before `with swarm:`: nobody shares it"))
-        for each in self._replica.optimizers:
-            hook = each.register_step_pre_hook(lambda *_: None if _entered else tell())
-            self._open.enter_context(hook)
+        self._tell_steps(self._open, "before `with swarm:`")
 
     @args.errors_in_arguments
     def __enter__(self) -> Self:
@@ -289,9 +285,19 @@ class Swarm(StepListener):
         self._open.callback(atexit.unregister, self._end_with_program)
         _entered.add(self)
         self._open.callback(_entered.discard, self)
+        _after.close()
+        self._open.callback(self._tell_steps, _after, "after the block of its Swarm")
         self._resumed_s = time.monotonic()
         self._replica.mark()
         return self
+
+    def _tell_steps(self, hooks: ExitStack, when: str) -> None:
+        """Tells of the first step of an optimizer out of the block."""
+        text = f"an optimizer steps {when}: nobody shares it"
+        tell = cache(partial(_warn, self._out, self._lines, self.name, text))  # no state lives on
+        for each in self._replica.optimizers:
+            hook = each.register_step_pre_hook(lambda *_: None if _entered else tell())
+            hooks.enter_context(hook)
 
     def _tell_beginning(self, opening: ExitStack) -> None:
         if self._out is not None and not hold(self._out, opening):
@@ -357,7 +363,7 @@ class Swarm(StepListener):
         usual = self._told_over or not loop.metrics.inner_steps or self._wrote_at < _NEVER
         if exchanges and not usual and self._replica.written():
             self.warn(_WRITTEN.format("after the last step", "after"))
-        early = loop.trains
+        early, unused = loop.trains, self._replica.has_gradients_since
         if early and exchanges:  # the loop is shorter than the schedule
             self._leave(self._session)
         else:
@@ -373,13 +379,18 @@ class Swarm(StepListener):
                 raise UsageError(_UNSEEN)
         if early and exchanges and not loop.metrics.inner_steps:
             self.warn(_STEPLESS)
+        elif early and exchanges and unused:
+            self.warn(_UNUSED)
         for each in loop.fragments if exchanges else ():
             if not (early and each.work_steps):  # what is in no round stays as it is
                 each.write(each.state.anchor)
         for optimizer in self._replica.schedule_free if exchanges else ():
             optimizer.state.clear()  # its eval() would move the model off the anchor
         if self._site is None and self._replica.frozen_hash != self._frozen:
-            self.warn("frozen parameters have changed, and no round has them: make them buffers")
+            self.warn(
+                "frozen parameters have changed, and no round has them: make buffers of those that "
+                "a loop moves; after a merge LoRA's base differs by rounding, so load it again"
+            )
 
     def _leave(self, session: Session) -> None:
         loop, others = self._loop, [each.peer for each in session.others]
@@ -392,7 +403,8 @@ class Swarm(StepListener):
         _going_on.update({} if everybody else {e.peer: e.address for e in session.others})
         others = [] if everybody else [each.peer for each in session.others]
         event = new_event("left", step=loop.step, unsent_steps=loop.unsent_steps, others=others)
-        session.log(event | {"apart": bool(others) and self._config.plan.consensus})
+        event |= {"apart": bool(others) and self._config.plan.consensus, "steps": self.steps}
+        session.log(event)
 
     def _is_forked(self) -> bool:
         return os.getpid() != self._process
@@ -511,7 +523,7 @@ class Swarm(StepListener):
             more = f" and {n} more stay" if (n := len(frozen) - 1) else " stays"
             self.warn(
                 f"{min(frozen)!r}{more} frozen in the swarm, where others and the outer momentum "
-                "still move parameters: freeze before the block what is not to move"
+                "still move parameters: freeze before the block what is never to move"
             )
 
     def _settle_ahead(self) -> None:
@@ -676,9 +688,7 @@ class Swarm(StepListener):
         if self._inside:
             self._loop.reporter.event("warning", text=text)
             return
-        events = EventLog(self._out, self._lines, lambda event: event.update(peer=self.name))
-        events(new_event("warning", text=text))
-        events.close()
+        _warn(self._out, self._lines, self.name, text)
 
     def model_hash(self) -> str:
         """The hash of the local parameters that travel; empty where other ranks hold some."""
@@ -711,6 +721,9 @@ class Swarm(StepListener):
             self._site.share(found)
         return found
 
+    def _drew(self, batches: int, of: int) -> None:
+        self._loop.reporter.event("epoch", batches=batches, of=of)
+
     def _progress(self) -> SwarmProgress:
         return SwarmProgress(
             self._loop.step, self._strides, self.steps, self.done, self.name, self.peers
@@ -719,3 +732,9 @@ class Swarm(StepListener):
     def _speaking(self) -> AbstractContextManager[None]:
         """Around all that reads or writes parameters: on a site the other ranks take part."""
         return self._site.speaking() if self._site is not None else nullcontext()
+
+
+def _warn(out: Path | None, lines: args.LoopLines, peer: str, text: str) -> None:
+    events = EventLog(out, lines, lambda event: event.update(peer=peer))
+    events(new_event("warning", text=text))
+    events.close()

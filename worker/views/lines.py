@@ -151,6 +151,7 @@ def _adopted(event: Event) -> str:
 
 def _left(event: Event) -> str:
     line = f"left the run at step {_Field(event.get('step'))}"
+    line += f" of {steps}" if (steps := int_of(event, "steps")) else ""
     if others := names_of(event, "others"):
         line += f"; going on: {', '.join(others)}"
     if unsent := int_of(event, "unsent_steps"):
@@ -180,6 +181,7 @@ _WORDS = {
     "started": "started at step {step} with {group}",
     "round": "round {round} of fragment {fragment}: {contributors} peers, {exchange_s:.2f} s under "
     "way, {stall_s:.2f} s waited for",
+    "epoch": "drew {batches} of an epoch's {of} batches: schedules count these, not len(loader)",
     "skipped": "goes on at step {step}: {reason}",
     "handed_in": "the others were given the {steps} inner steps since the last round",
     "preempted": "{source} says that this machine will go away: leaving",

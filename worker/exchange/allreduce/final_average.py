@@ -10,6 +10,7 @@ peer does whose round has failed (`murmuration.worker.catchup.bootstrap`).
 import math
 from dataclasses import dataclass, replace
 
+from murmuration.protos.events import new_event
 from murmuration.worker.background import Tasks
 from murmuration.worker.exchange.allreduce.contributor import Contributor
 from murmuration.worker.exchange.allreduce.reducer import Reducer
@@ -71,6 +72,10 @@ class FinalAverage:
         now, pass_ = self._context.clock(), self._passes[result.fragment]
         if isinstance(result, RoundDone) or now >= pass_.deadline:
             del self._passes[result.fragment]
+            here, given = len(pass_.begin.group), getattr(result, "contributors", 0)
+            if 2 * given <= here > 1:
+                text = f"the mean that ends the run has {given} of {here} peers: models differ"
+                self._context.log(new_event("warning", text=text))
             self._results.finished(result)
         else:
             pass_.running, pass_.retry_at = False, now + _RETRY_S
@@ -97,7 +102,8 @@ class FinalAverage:
         pass_.running = True
         group = tuple(sorted({*here, self._context.me}))
         self._reducer.advanced(begin.fragment, begin.round, group)
-        self._tasks.spawn(self._contributor.begin(replace(begin, group=group)))
+        pass_.begin = replace(begin, group=group)
+        self._tasks.spawn(self._contributor.begin(pass_.begin))
 
     def _fail(self, pass_: _Pass, reason: str) -> None:
         del self._passes[pass_.begin.fragment]

@@ -80,7 +80,7 @@ def test_reads_and_writes_follow_the_tensors_of_the_model(change):
     ("change", "says"),
     [
         (lambda model: model.add_module("more", linear()), r"'more\.weight' was added"),
-        (lambda model: delattr(model[0], "bias"), "one was taken away"),
+        (lambda model: delattr(model[0], "bias"), "one was taken away.: remove, or merge"),
         (lambda model: model[0].weight.requires_grad_(False), None),
         (lambda model: setattr(model[0].weight, "data", torch.ones(1, 2)), r"'0\.weight' has"),
         (lambda model: setattr(model[0], "weight", nn.Parameter(torch.ones(2, 3))), "was added"),

@@ -30,6 +30,7 @@ class Peers:
         self.tables = Tables(*names)
         self.names, self.over, self.ended = names, False, False
         self.warned: list[str] = []
+        self.drew: list[tuple[int, int]] = []
         self.shares = {name: self._shares(name) for name in names}
 
     def _shares(self, name: str) -> Shares:
@@ -44,7 +45,8 @@ class Peers:
                 tables.tick()
             raise AssertionError(f"{name} waits for ever")
 
-        return Shares(7, 0, 1, partial(tables.handle, name), receive, self.warned.append)
+        post, drew = partial(tables.handle, name), lambda *those: self.drew.append(those)
+        return Shares(7, 0, 1, post, receive, self.warned.append, drew)
 
     def share(self, name: str, source: Any, block: int | None = None, stream: str = "") -> Any:
         """The loop of one of them, until the run is over."""
@@ -90,6 +92,8 @@ def test_a_share_that_is_held_gives_epoch_after_epoch_and_has_no_length():
     with one_line(TypeError, "no share has a length before it is drawn"):
         len(share)
     assert [sorted(values({"a": list(share)})) for _ in range(3)] == [list(range(24))] * 3
+    with one_line(StopIteration, r"len\(loader\) batches are for all"):
+        [next(share) for _ in range(7)]
     broken_off = values({"a": list(islice(share, 2))})
     assert sorted(broken_off + values({"a": list(share)})) == list(range(24))
     share.close()
@@ -107,7 +111,8 @@ class Letters(IterableDataset[str], Iterator[str]):
         return next(self._left)
 
 
-def test_batches_of_a_users_own_sampler_stay_whole():
+@row("schedules, windows and `next` by `len(loader)`", "told", "how many batches are here")
+def test_batches_of_a_users_own_sampler_stay_whole_and_are_counted():
     def own() -> DataLoader[Any]:
         class Pairs(data.BatchSampler):
             """By length, say."""
@@ -115,7 +120,9 @@ def test_batches_of_a_users_own_sampler_stay_whole():
         sampler = Pairs(data.SequentialSampler(range(11)), 2, drop_last=False)
         return DataLoader(TensorDataset(torch.arange(11)), batch_sampler=sampler)
 
-    drawn = Peers("a", "b").draw({"a": own(), "b": own()})
+    peers = Peers("a", "b")
+    drawn = peers.draw({"a": own(), "b": own()})
+    assert peers.drew == [(3, 6), (3, 6)]
     batches = sorted(batch.tolist() for each in drawn.values() for (batch,) in each)
     assert batches == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10]]
 
@@ -173,7 +180,7 @@ def test_worker_processes_load_ahead_and_what_they_loaded_in_vain_goes_back():
 def test_an_incomplete_batch_is_left_to_the_next_epoch_where_none_is_wanted():
     peers = Peers("a")
     first, second = (peers.draw({"a": loader(4, 10, drop_last=True)}) for _ in range(2))
-    assert [len(values(first)), len(values(second))] == [8, 12]
+    assert [len(values(first)), len(values(second)), peers.drew] == [8, 12, []]
     assert sorted(values(first) + values(second))[:4] == [0, 0, 1, 1]
 
 

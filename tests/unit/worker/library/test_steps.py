@@ -142,19 +142,21 @@ def test_a_step_by_super_is_one_step():
 
 
 @row("layers that are frozen within the block", "told", "the outer step still moves them")
-def test_layers_that_stay_frozen_in_the_block_are_told(tmp_path):
+def test_layers_that_stay_frozen_in_the_block_are_told(tmp_path, capsys):
     model = model_of()
     optimizer = optimizers_of(model)["d"]
-    with Swarm(model, optimizer, inner_steps=2, out=tmp_path):
+    with Swarm(model, optimizer, steps=99, inner_steps=2, out=tmp_path, progress=True):
         for frozen in (False, True, True, True):
             model[1].requires_grad_(not frozen)
             optimizer.step()
             optimizer.step()
     told = (tmp_path / "events.jsonl").read_text()
     assert told.count("'1.bias' and 1 more stay frozen in the swarm") == 1
+    assert "left the run at step 8 of 99" in capsys.readouterr().out
 
 
 @row("steps before the block, or around a Swarm that is never entered", "told", "once")
+@row("steps after the block", "told", "they are this peer's own")
 @row("frozen parameters that a loop moves (a target network)", "told", "make them buffers")
 @row("a loop within a generator that is dropped", "told", "its block ends there")
 @row("the same, closed by `contextlib.closing` because of an error", "told", "as an error")
@@ -179,5 +181,6 @@ def test_what_a_loop_does_around_its_steps_is_told(tmp_path):
     with suppress(ZeroDivisionError), closing(train()) as steps:
         raise ZeroDivisionError(next(steps))
     told = (tmp_path / "events.jsonl").read_text()
-    for each in ("steps before `with", "frozen parameters have", "generator is closed", '"left"'):
+    for each in ("steps before `with", "steps after the block", "a merge LoRA's base differs"):
         assert told.count(each) == 1 + ("before" in each), told  # there once in each Swarm
+    assert (told.count("generator is closed"), told.count('"left"')) == (1, 1)
