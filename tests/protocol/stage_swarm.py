@@ -5,7 +5,7 @@ A peer is named by its stage and a letter: "0a" is an origin, "2b" a replica of 
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -23,21 +23,80 @@ from murmuration.worker.manifest import Manifest
 from murmuration.worker.membership.swim import MembershipConfig
 from murmuration.worker.pipeline.part import Part, part_of
 from murmuration.worker.pipeline.stage_call import PeerProcess, StageCallKey
+from murmuration.worker.pipeline.stage_replica import StageReplica
 from murmuration.worker.pipeline.stages_config import StagesConfig
 from murmuration.worker.simulation.virtual_loop import VirtualLoop
 from murmuration.worker.tasks import Batch, Cursor, StageModule
 from murmuration.worker.tasks.llama import next_token_loss
 from murmuration.worker.tasks.llama_bytes import LlamaBytes
-from murmuration.worker.training.mailbox import JobKind
+from murmuration.worker.training.mailbox import JobKind, StageJob
 from murmuration.worker.training.optimizers import InnerConfig
 from tests.protocol.swarm import Held, Peer, Swarm
-from tests.protocol.timed_stage import TimedStage
 from tests.protocol.train_side import TrainSide
 
 BATCH, CONTEXT, HIDDEN = 1, 12, 16
 ACTIVATION_BYTES = 4 * BATCH * CONTEXT * HIDDEN  # of a microbatch, as fp32
 HELD_BYTES = 3 * ACTIVATION_BYTES  # by a call
 _MIB = 1 << 20
+_FORWARDS = {
+    JobKind.ENTER: 1.0,
+    JobKind.FORWARD: 1.0,
+    JobKind.LOSS: 0.25,
+    JobKind.BACKWARD: 2.0,
+    JobKind.LEAVE: 2.0,
+}
+
+
+@dataclass(frozen=True)
+class Iterated:
+    """One iteration of a stage's replica: what was counted, and the mean gradient that it gave."""
+
+    iteration: int
+    at_s: float
+    counted: frozenset[int]
+    gradient: Mapping[str, Tensor]
+    discarded: bool
+
+
+class TimedStage(StageReplica):
+    """A stage whose jobs take virtual time, and which remembers its iterations."""
+
+    def __init__(
+        self,
+        *args: Any,
+        clock: Callable[[], float],
+        forward_s: float,
+        computes: Callable[[float], None],
+        **jobs: Any,
+    ) -> None:
+        super().__init__(*args, clock=clock, **jobs)
+        self._forward_s, self._computes, self._time = forward_s, computes, clock
+        self.iterations: list[Iterated] = []
+        self.jobs: Counter[tuple[JobKind, int, int]] = Counter()  # kind, iteration, microbatch
+        self.begun = 0
+        self._summed: set[int] = set()
+
+    def begin(self, iteration: int) -> None:
+        self.begun += 1
+        self._summed.clear()
+        super().begin(iteration)
+
+    def backward(self, step: int) -> Mapping[str, Tensor]:
+        discarded = self._over is not None and self._over.discard
+        counted = frozenset() if discarded else frozenset(self._summed)
+        mean = super().backward(step)
+        assert self.visits == len(counted)
+        gradient = {name: value.clone() for name, value in mean.items()}
+        self.iterations.append(Iterated(step, self._time(), counted, gradient, discarded))
+        return mean
+
+    def _do(self, work: StageJob) -> tuple[memoryview, tuple[int, ...]]:
+        self._computes(_FORWARDS[work.kind] * self._forward_s)
+        self.jobs[work.kind, work.iteration, work.microbatch] += 1
+        done = super()._do(work)
+        if work.kind in (JobKind.BACKWARD, JobKind.LEAVE):
+            self._summed.add(work.microbatch)
+        return done
 
 
 class _Tiny(LlamaBytes):

@@ -1,10 +1,12 @@
 """Files that a run leaves, and the report of all peers from what one of them has kept."""
 
+import io
 import json
 import math
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from murmuration.coordinator.records import Record
 from murmuration.coordinator.report_files import leave_results, records_of, report_of_folder
@@ -78,17 +80,19 @@ def finished() -> Record:
     return record
 
 
-def test_leaves_json_picture_and_a_copy(tmp_path, finished, console):
+def test_leaves_json_picture_and_a_copy(tmp_path, finished):
     records, copied = [finished, Record("w1", exit_code=-9)], tmp_path / "deep" / "copy.json"
-    report = leave_results(records, tmp_path, console, settings={}, elapsed_s=2.0, json_path=copied)
+    silent = Console(quiet=True)
+    report = leave_results(records, tmp_path, silent, settings={}, elapsed_s=2.0, json_path=copied)
     assert report["loss_png"] == str(tmp_path / "loss.png")
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "report.json").read_text() == copied.read_text()
     assert json.loads(copied.read_text())["peers"][1]["exit_code"] == -9
 
 
-def test_a_folder_that_cannot_be_written_is_said_and_survived(tmp_path, finished, console):
+def test_a_folder_that_cannot_be_written_is_said_and_survived(tmp_path, finished):
+    console = Console(file=(printed := io.StringIO()), width=120)
     (tmp_path / "file").write_text("in the way")
     report = leave_results([finished], tmp_path / "file", console, settings={}, elapsed_s=2.0)
     assert report["val_loss"] == 2.0
-    assert "could not be written" in console.file.getvalue()
+    assert "could not be written" in printed.getvalue()

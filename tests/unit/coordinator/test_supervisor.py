@@ -1,6 +1,7 @@
 """The supervisor against fake workers: real processes, however they end."""
 
 import fcntl
+import io
 import json
 import signal
 import socket
@@ -23,6 +24,12 @@ from murmuration.worker.views import lines
 from tests.support import drive_swarm, fake_worker
 
 Swarm = Callable[..., tuple[int, dict, str]]
+
+
+@pytest.fixture
+def console() -> Console:
+    """A console that prints to its file."""
+    return Console(file=io.StringIO(), width=120, highlight=False)
 
 
 @pytest.fixture

@@ -1,11 +1,14 @@
-"""Windows lacks nothing that is asked for at import; a `worker.py` of a user is in nobody's way."""
+"""The package as others have it: on Windows, beside modules of a user, by its errors."""
 
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 
 import murmuration
-from murmuration.worker import cli
+from murmuration.worker import cli, errors
+from murmuration.worker.errors import MurmurError
 
 # Libraries first: they know their systems. What is left are the imports of our own modules.
 _IMPORTS = """
@@ -61,3 +64,25 @@ def test_windows_lacks_nothing_and_a_users_own_modules_are_in_nobodys_way(tmp_pa
 def test_murmur_is_what_is_installed():
     (murmur,) = entry_points(group="console_scripts", name="murmur")
     assert murmur.load() is cli.main
+
+
+DRAWN = re.compile(r"^    ( *)([A-Z]\w+) +(\d+) ", re.MULTILINE)
+
+
+def tree(kind: type[MurmurError], depth: int = 0) -> Iterator[tuple[int, str, int]]:
+    yield depth, kind.__name__, int(kind.exit_code)
+    for below in kind.__subclasses__():
+        yield from tree(below, depth + 1)
+
+
+def test_the_tree_of_errors_is_the_one_that_is_drawn_with_its_exit_codes():
+    assert all(hasattr(murmuration, name) for name in murmuration.__all__)  # loaded by that
+    drawn = [
+        (len(space) // 4, name, int(code)) for space, name, code in DRAWN.findall(errors.__doc__)
+    ]
+    assert sorted(drawn) == sorted(tree(MurmurError))
+
+
+def test_every_error_that_a_loop_may_meet_is_a_name_of_the_library():
+    inner = {"Unreachable", "Untrusted", "Refused", "Busy"}
+    assert {name for _, name, _ in tree(MurmurError)} - inner <= set(murmuration.__all__)
