@@ -117,7 +117,12 @@ class LoopLines:
 
 
 _SETTINGS = {each.name: key for each in fields(RunFlags) if (key := each.metadata["key"])}
-_OF_TASKS = ("task", "inner", "stages", "checkpoint")
+_OF_TASKS = {
+    "task": "a loop of your own brings model and samples",
+    "inner": "the optimizer of your loop is your own",
+    "stages": "a loop of your own trains whole models",
+    "checkpoint": "a loop of your own saves `swarm.state_dict()`",
+}
 _OF_RUNS = {
     "evaluate_every": "evaluates by itself, the anchor within `with swarm.anchor()`",
     "track": "has trackers of its own, and `swarm.metrics` for them",
@@ -254,8 +259,7 @@ def _settings(name: str, value: object) -> dict[str, object]:
         if not section or not dot or not rest:
             raise UsageError(f"{name}[{key!r}]: write section.key, such as 'diloco.inner_steps'")
         if section in _OF_TASKS:
-            brings = "a loop of your own brings model and optimizer, and saves its state"
-            raise UsageError(f"{name}[{key!r}] is for tasks: {brings}; leave it out")
+            raise UsageError(f"{name}[{key!r}] is for tasks: {_OF_TASKS[section]}; leave it out")
         found[key] = given = plain(given)
         elements = given if isinstance(given, list) else [given]
         if not all(isinstance(each, str | bool | int | float) for each in elements):

@@ -276,6 +276,8 @@ def _no_optimizer(given: object) -> UsageError:
         says = "give its .optimizer; the scheduler stays in your loop"
     elif isinstance(given, Mapping):
         says = "give its optimizers as a list"
+    elif isinstance(given, Optimizer):
+        says = "call super().__init__(params, defaults) in that of its class"
     elif hasattr(given, "unscale_"):
         says = "give the optimizer; the scaler stays in your loop"
     return UsageError(f"optimizer is {_kind(given)}, no torch.optim.Optimizer; {says}")

@@ -80,6 +80,12 @@ _going_on: dict[str, str] = {}  # peers of the runs that this process has left, 
 class Swarm(StepListener):
     """A peer of a swarm, for as long as the `with` block runs. It hooks the optimizer's `step`.
 
+        with murmuration.Swarm(model, optimizer, join="one.example:7700") as swarm:
+            for batch in swarm.shard(loader):
+                model(batch).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
     When the block ends, the model holds the anchor: the parameters that the swarm agrees on. An
     exception, Ctrl-C among them, leaves the swarm at once and the parameters as they are. On ranks
     of a site but the first this is a `SiteRank`: all must enter, step and leave together.

@@ -176,9 +176,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "without end": (lambda: _loader(By(lambda _: repeat(0), 5)), "gives more samples"),
     "fewer than it says": (lambda: _loader(By(lambda _: [0] * 5, 7)), "gives fewer samples"),
     "nothing": (lambda: _loader(data.SubsetRandomSampler([])), "there are no samples"),
+    "an empty list": (list, "there are no samples"),
     "no whole batch": (lambda: loader(32, drop_last=True), "no batch of 32"),
     "data without a length": (lambda: DataLoader(Unsized()), "a sampler, or data, that has one"),
     "a dict of loaders": (lambda: {"train": loader()}, "and no dict"),
+    "a number": (lambda: 5, "and no int"),
     "a set": (lambda: {"b", "a"}, "sorted"),
     "another kind": (lambda: OwnLoader(DATA), "OwnLoader gives batches in a way of its own"),
 }

@@ -17,7 +17,6 @@ from torch.distributed.fsdp import fully_shard
 import murmuration
 from murmuration import ConfigError, IdentityError, PeersUnreachable, Swarm, UsageError
 from murmuration.algorithms.fragments import Fragment, TensorSpec
-from murmuration.worker.library import arguments
 from murmuration.worker.library.site import Site
 from murmuration.worker.node import admission
 from murmuration.worker.training.outer_state import unpacked
