@@ -125,13 +125,12 @@ class UserReplica(Replica):
         return any(torch.equal(v.to(largest), largest) for v in others)
 
     def mark(self) -> None:
-        """Keeps some values of parameters, for `written`, `copies` and `has_gradients_since`."""
+        """Keeps some values of parameters, for `written` and `copies`."""
         self._marked = self._some_values()
-        self._used = [_as_of(each) for each in self._looked_at]
 
     @property
-    def has_gradients_since(self) -> bool:
-        """Tells whether a backward pass has come after the mark, and its gradients are there."""
+    def has_gradients(self) -> bool:
+        """Tells whether a backward pass has come after what was noted, and its gradients stay."""
         pairs = zip(self._looked_at, self._used, strict=True)
         new = [p.grad for p, used in pairs if p.grad is not None and _as_of(p) != used]
         return any(0 < float(g.abs().max()) < inf for g in new if g.layout is torch.strided)
@@ -168,7 +167,7 @@ class UserReplica(Replica):
                 what = f"{new[0]!r} was added or thawed): build the model before `with Swarm(...)"
                 what += "`, and let all that ever trains require a gradient then"
             raise UsageError(f"the parameters to train have changed in the swarm ({what}")
-        self.note_frozen()
+        self.note()
         held, statistics = _places(self.model), self._statistics
         if held != self._buffers:  # a module may assign a buffer anew at each step
             statistics = models.running_statistics(self.model)
@@ -190,7 +189,9 @@ class UserReplica(Replica):
                 )
             self.parameters[name] = now
 
-    def note_frozen(self) -> None:
+    def note(self) -> None:
+        """Notes what is frozen as an optimizer steps, and the gradients that steps have."""
+        self._used = [_as_of(each) for each in self._looked_at]
         frozen = {name for name, parameter in self._named.items() if not parameter.requires_grad}
         self._frozen = frozen if self._frozen is None else self._frozen & frozen
 

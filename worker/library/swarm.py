@@ -364,13 +364,15 @@ class Swarm(StepListener):
         assert self._session is not None
         loop, exchanges = self._loop, self._config.plan.exchange != "none"
         self._steps.finish()
+        early = loop.trains and exchanges  # the loop is shorter than the schedule
+        if early and loop.metrics.inner_steps and self._replica.has_gradients:
+            self.warn(_UNUSED)
         self._replica.refresh()
         self._tell_late_writes()
         usual = self._told_over or not loop.metrics.inner_steps or self._wrote_at < _NEVER
         if exchanges and not usual and self._replica.written():
             self.warn(_WRITTEN.format("after the last step", "after"))
-        early, unused = loop.trains, self._replica.has_gradients_since
-        if early and exchanges:  # the loop is shorter than the schedule
+        if early:
             self._leave(self._session)
         else:
             loop.end()
@@ -383,10 +385,8 @@ class Swarm(StepListener):
         for each in loop.fragments if exchanges and not loop.metrics.inner_steps else ():
             if not torch.equal(each.as_held(each.state.anchor), each.local):
                 raise UsageError(_UNSEEN)
-        if early and exchanges and not loop.metrics.inner_steps:
+        if early and not loop.metrics.inner_steps:
             self.warn(_STEPLESS)
-        elif early and exchanges and unused:
-            self.warn(_UNUSED)
         for each in loop.fragments if exchanges else ():
             if not (early and each.work_steps):  # what is in no round stays as it is
                 each.write(each.state.anchor)
@@ -453,7 +453,7 @@ class Swarm(StepListener):
             self._replica.set_gradients(gradients)
 
     def _optimizer_joins(self, optimizer: Optimizer, *, late: bool) -> None:
-        self._replica.note_frozen()
+        self._replica.note()
         if self._config.plan.payload == "gradient":
             self._replica.check_averaged(optimizer)
         self._wrote_at = 0 if late else self._wrote_at
