@@ -1,13 +1,7 @@
 """The part of a peer's contributions in an anchor: which peers its last rounds have counted.
 
-The record is part of a state and travels with it. A peer that takes over another's state finds
-there what became of its own contributions, whatever word of them had reached it:
-
-    a round that failed here, and was counted there    is taken out of the local parameters
-    one that was counted in a reduction applied here,  goes back into them
-    but not in the one that was applied there
-
-So each value of a pseudo-gradient stands once: in the anchor, or in the local parameters.
+The record is part of a state and travels with it: docs/adr/0028 says what it is good for. Each
+value of a pseudo-gradient stands once: in the anchor, or in the local parameters.
 """
 
 from collections import Counter

@@ -33,6 +33,7 @@ class FragmentState:
         contributors: of the latest round; group: lays out the next.
         anchor, momentum: 1-D fp32; the momentum is empty where the plan has no outer momentum.
         hash: of anchor, momentum and group; history: whose contributions its rounds have counted.
+        told_until: of rounds before this one another peer has told it, with the state.
     """
 
     version: int
@@ -42,6 +43,7 @@ class FragmentState:
     momentum: Tensor
     hash: int
     history: counting.History = ()
+    told_until: int = 0
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,7 @@ class FragmentOptimizer:
             "contributors": state.contributors,
             "group": list(state.group),
             "history": counting.to_plain(state.history),
+            "told_until": state.told_until,
             "work_steps": self.work_steps,
             "failed": self.failed,
             "anchor": state.anchor,
@@ -209,6 +212,7 @@ class FragmentOptimizer:
             anchor=anchor,
             momentum=plain.get("momentum", anchor.new_empty(0)),
             history=counting.from_plain(plain.get("history", ())),
+            told_until=plain.get("told_until", 0),
         )
         self.work_steps, self.failed = plain.get("work_steps", 0), plain.get("failed", False)
         self._start = plain.get("start")
@@ -364,6 +368,7 @@ class FragmentOptimizer:
             momentum=momentum,
             hash=self._state_hash(anchor, momentum, group),
             history=counting.recorded(state.history, result.round, result.parts),
+            told_until=state.told_until,
         )
 
     def apply_gradients(self, result: RoundResult) -> None:

@@ -45,10 +45,6 @@ class SharedMomentum(GroupUpdate):
     momentum <- mean(a * momentum + g)
     anchor   <- mean(anchor) - b * momentum
 
-    The momentum is in the contribution, so it costs no bytes. Replicas come together with every a
-    below 1, as long as their mean does not diverge. And as the mean anchor is known early, inner
-    steps start from it, with half of the replica's own noise.
-
     Ref: ours (docs/adr/0013); pairs, and the exchange of both halves, are arXiv:2506.10911's."""
 
     a: float  # share of the momentum that lives on, in 0..1, below 1

@@ -3,10 +3,12 @@
 import asyncio
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 import torch
 
+from murmuration.algorithms.counted import CountedRound
 from murmuration.algorithms.fragment_state import FragmentState
 from murmuration.algorithms.plan import Plan
 from murmuration.protos import murmuration_pb2 as pb
@@ -115,6 +117,10 @@ def test_only_what_is_missing_comes_from_the_next_donor(before, silent):
     assert isinstance(states, dict)
     assert torch.equal(states[0].anchor, state(0).anchor)
     assert states[0].hash == state(0).hash
+    told = replace(states[0], history=(CountedRound(2, ((0, ELEMENTS, ("a",)),)),))
+    for given, known in ((told, set()), (replace(told, told_until=0), {"a"})):
+        (held := HeldStates()).add((given,))  # after a restart
+        assert held.contributors == known, "a donor's word of a history gives nobody a vote"
 
 
 def test_another_state_begins_anew():
@@ -219,6 +225,7 @@ async def test_donors_that_say_next_to_nothing_are_set_aside(joins, most):
             await swarm.sleep(20)
             swarm.thaw("d")
         await swarm.until(lambda: bool(swarm["d"].of_kind("adopted")), 20 + 40 * most)
+        assert not joins or swarm["a"].versions > (14 * most,), "nobody waits for one that fetches"
         told = "fetching from {}: the donor has sent nothing for 38 s"
         assert swarm["d"].warnings == [*map(told.format, slow[:most])]
         assert swarm["d"].of_kind("adopted")[0]["donor"] == slow[most]

@@ -8,7 +8,7 @@ import pytest
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker import wire
-from murmuration.worker.node.answers import STREAMS_EACH, most_streams
+from murmuration.worker.node.answers import FETCHES_EACH, STREAMS_EACH, most_streams
 from murmuration.worker.transport import Busy, Caller, Refused
 from tests.protocol.problem import steady
 from tests.protocol.stage_swarm import (
@@ -66,17 +66,20 @@ async def test_a_contribution_that_stops_midway_ends_with_a_reason():
         assert swarm["a"].node.clock() > patience_s
 
 
-async def test_one_caller_has_so_many_streams_and_the_others_theirs():
+@pytest.mark.parametrize(
+    ("method", "each"), [("Data/Exchange", STREAMS_EACH), ("Data/Fetch", FETCHES_EACH)]
+)
+async def test_one_caller_has_so_many_streams_and_the_others_theirs(method, each):
+    """Each one that fetches keeps a state in memory, of another round."""
     async with Swarm(steady(60), "ab", at=1) as swarm:
         server = swarm["a"].node.server
         held = [
-            asyncio.create_task(server.on_stream("Data/Exchange", Scripted(), MALLORY))
-            for _ in range(STREAMS_EACH)
+            asyncio.create_task(server.on_stream(method, Scripted(), MALLORY)) for _ in range(each)
         ]
         await swarm.sleep(1)
         for _ in range(400):
-            with pytest.raises(Busy, match="mallory has 32 streams here"):
-                await server.on_stream("Data/Fetch", Scripted(), MALLORY)
+            with pytest.raises(Busy, match=f"mallory has {each} streams"):
+                await server.on_stream(method, Scripted(), MALLORY)
         assert swarm["a"].refused["busy"] == 400
         assert len(swarm["a"].of_kind("warning")) < 10
         await asyncio.gather(*held, return_exceptions=True)  # they have not begun
@@ -94,7 +97,7 @@ async def test_neither_four_members_nor_those_without_a_right_hold_all_streams()
                     await server.on_stream("Data/Fetch", Scripted(), Caller(name, role, name))
         held = [
             asyncio.create_task(
-                server.on_stream("Data/Fetch", Scripted(), Caller("m", "peer", f"m{n}"))
+                server.on_stream("Data/Exchange", Scripted(), Caller("m", "peer", f"m{n}"))
             )
             for n in range(4)
             for _ in range(STREAMS_EACH)
@@ -102,7 +105,7 @@ async def test_neither_four_members_nor_those_without_a_right_hold_all_streams()
         await swarm.sleep(1)
         assert sum(not each.done() for each in held) == most_streams(2) // 2 + 4 * 8
         with pytest.raises(Refused, match="no header in"):  # and not Busy
-            await server.on_stream("Data/Fetch", Scripted(), Caller("b", "peer", "b"))
+            await server.on_stream("Data/Exchange", Scripted(), Caller("b", "peer", "b"))
         await asyncio.gather(*held, return_exceptions=True)
 
 

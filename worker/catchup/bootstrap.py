@@ -12,6 +12,7 @@ from murmuration.algorithms.robust import Doubts
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.addresses import public_address
 from murmuration.protos.events import Warnings, new_event
+from murmuration.protos.exit_codes import MurmurError
 from murmuration.worker import wire
 from murmuration.worker.background import cancel
 from murmuration.worker.catchup import choices
@@ -50,6 +51,7 @@ class Bootstrap:
         self._config, self._plan, self._gossip, self._node = config, plan, gossip, node
         self._exchanges, self._pairs = plan.exchange != "none", plan.exchange == "pairs"
         self._seen_at = math.inf  # when another was first seen to have started
+        self._warnings = Warnings(node.log)
         self._problems: dict[str, str | None] = {}  # by address tried: why it does not answer
         self._deserted_since = math.inf
         # Of what is published, and a group: the digests with that group.
@@ -68,17 +70,20 @@ class Bootstrap:
             await asyncio.sleep(_REPAIR_S)
             await self._repair()
 
-    async def _start(self, tries: Mapping[str, asyncio.Task[None]]) -> None:
+    async def _start(self, tries: Mapping[str, asyncio.Task[MurmurError]]) -> None:
         """Args: tries: to reach others, by address; nobody begins before each has had its turn."""
         node = self._node
         deadline = node.clock() + self._config.wait_s
         tell_at, again_at = node.clock() + _TELL_S, 0.0
         told: frozenset[str] | None = None
         while True:
-            for each in tries.values():
-                if each.done():
-                    each.result()  # it was refused
             tried = self._problems.keys() >= tries.keys()
+            refusals = [each.result() for each in tries.values() if tried and each.done()]
+            let_in = sum(problem is None for problem in self._problems.values())
+            if len(refusals) > let_in:  # else one of several may lie
+                raise refusals[0]
+            for each in refusals:
+                self._warnings.add(f"{each}; going on without it")
             if tried and node.published is not None and not self._first_contact.undialled:
                 fetched, under_way = True, False
                 if self._exchanges:
@@ -166,18 +171,19 @@ class Bootstrap:
         self._deserted_since = math.inf if waits else min(self._deserted_since, now)
         return now - self._deserted_since >= min(DESERTED_S, self._config.wait_s)
 
-    async def _try(self, address: str) -> None:
+    async def _try(self, address: str) -> MurmurError:
         """Again and again, for itself: an address that nothing comes from holds up nothing else.
-        Raises ManifestRefused, NotDialled: at one that the user has named."""
+        Returns the refusal of one that the user has named."""
         while True:
             again_at, problem = self._node.clock() + _HINT_S, None
             if all(public_address(m.address) != address for m in self._gossip.members if m.live):
                 try:
                     problem = await self._first_contact.contact(address)
                 except (ManifestRefused, NotDialled) as error:
-                    if address in self._config.joins:
-                        raise
                     problem = str(error)
+                    if address in self._config.joins:
+                        self._problems[address] = problem
+                        return error
             self._problems[address] = problem
             await asyncio.sleep(again_at - self._node.clock())
 

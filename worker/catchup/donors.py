@@ -481,10 +481,9 @@ async def fetch_states(
     """Fetches fragments from one peer, which says what states these are, and from others that have
     the same. Returns (where a joiner goes on in the schedule, verified states by fragment). Raises
     TransportError, TimeoutError, WireError: nothing was taken. Args: helpers: as many as there are
-    chunks at most; expected: by fragment, the number of values of its anchor and of its momentum;
-    pace: for how long a donor may send nothing in all, and how long a byte takes on the slowest
-    link, in s; begun: by fragment, what has arrived, also from other donors: what is left there if
-    the link breaks, for the next to go on with."""
+    chunks at most; expected: by fragment, the values of its anchor and of its momentum; pace: for
+    how long a donor may be silent, and how long a byte takes (s); begun: what has arrived, for the
+    next donor to go on with."""
     opened = [transport.open(m.address, Method.FETCH, m.peer) for m in (donor, *helpers)]
     byte_s = _SHARED * len(opened) * pace[1]  # they may all come over one link
     streams = [_Source(each, pace[0], byte_s) for each in opened]
@@ -642,4 +641,4 @@ async def _state(
     if not await offload(lambda: wire.is_finite(anchor) and wire.is_finite(momentum)):
         raise wire.WireError(f"fragment {index} holds NaN, Inf or absurdly large values")
     known = (header.version, header.contributors, group, anchor, momentum, header.hash)
-    return FragmentState(*known, history=history)
+    return FragmentState(*known, history=history, told_until=header.version)

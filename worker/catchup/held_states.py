@@ -45,7 +45,7 @@ class HeldStates:
     def add(self, states: Sequence[FragmentState]) -> None:
         first = not self._hashes  # its own, from its checkpoint
         for index, state in enumerate(states):
-            for each in state.history if first else ():
+            for each in (h for h in state.history if first and h.round >= state.told_until):
                 self.took_part(index, each.round, each.parts)
             self._hashes.pop((index, state.version), None)
             self._hashes[index, state.version] = state.hash

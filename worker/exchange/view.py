@@ -201,6 +201,11 @@ class View:
     def joinable(self) -> frozenset[str]:
         return frozenset(m.peer for m in self._in(Phase.READY, Phase.TRAINING)) - self.unreached
 
+    def fetching(self, fragment: int, round_: int) -> frozenset[str]:
+        """The peers that have yet to begin, from a state that others have."""
+        begin = (m for m in self._in(Phase.READY) if fragment < len(m.digests))
+        return frozenset(m.peer for m in begin if m.digests[fragment].version < round_)
+
 
 def reached_by_all(group: Collection[str], unreachable: Iterable[Pair]) -> frozenset[str]:
     """Those of a group that everybody in it reaches: at least a third of it, as no more than three

@@ -1,7 +1,6 @@
 """Who may speak in a run, and for whom.
 
-A run has one authority. It signs a certificate for each peer, which binds the peer's own key to its
-name; peers believe no other signature. A token lets a peer ask for its certificate.
+A run has one authority, which signs a certificate for each peer (docs/adr/0017).
 
     certificates.py   keys and certificates, and the files of a peer that has one
     authority.py      who signs, lets in and takes back

@@ -1,8 +1,5 @@
 """The authority of a run: signs certificates, makes tokens, and keeps who was let in by which.
-
-It is a key in the folder of the worker or coordinator that began the run. `murmur token` and the
-process that lets peers in share the folder's ledger, under a lock.
-"""
+`murmur token` and the process that lets peers in share the folder's ledger, under a lock."""
 
 import json
 import math

@@ -1,5 +1,4 @@
-"""Says what a caller may ask by its certificate, and gives newcomers and members certificates.
-Where nothing is encrypted callers have no certificates, and anybody may ask for anything."""
+"""Says what a caller may ask by its certificate, and gives newcomers and members certificates."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence

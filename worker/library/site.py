@@ -1,8 +1,6 @@
 """Several processes of `torchrun` as one peer: DDP, FSDP2, HSDP, TP: any blocks of parameters.
 
-Rank 0 speaks for the site. Where the others would use the network, they follow: they do what rank
-0 says until it says go on, and until which step: between rounds ranks exchange nothing. No rank but
-the first holds more of a parameter than its own shard.
+Rank 0 speaks for the site. Where the others would use the network, they follow (docs/adr/0048).
 
     rank 0                      the others
       with speaking():            follow()

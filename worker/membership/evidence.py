@@ -1,11 +1,7 @@
 """The evidence against a peer: others' word, its lost probes here, rounds that waited in vain.
 
-What others say makes this peer probe the accused, and no more. Where these probes fail as well, the
-accused is a suspect. It is dead when its time is up: at first `most_s`, less with each further peer
-that says the same, and never below `least_s`.
-
 Ref: local health aware suspicion (Lifeguard, arXiv:1707.00788, section IV-B). Difference: each
-accuser has failed to reach the accused itself, and the time counts from the first accusation.
+accuser has failed to reach the accused itself (docs/adr/0018), and the time counts from the first.
 """
 
 import math

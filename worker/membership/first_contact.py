@@ -262,13 +262,19 @@ class CoordinatorClient:
         self._first_contact, self._gossip = contact, contact.gossip
         self._node, self._silent = node, False
         self._met_at: dict[str, float] = {}  # by address
+        self._contacting = 0
         self._refusal: MurmurError | None = None
 
     async def run(self) -> None:
         """Until cancelled. Raises ManifestRefused and NotDialled, only before the run has begun."""
         while True:
-            if self._refusal is not None:
-                raise self._refusal
+            if self._refusal is not None and not self._contacting:
+                error, self._refusal = self._refusal, None
+                begins = not self._started or isinstance(error, NotDialled)
+                let_in = any(member.live for member in self._gossip.others)
+                if begins and not let_in:  # else one of several may lie
+                    raise error
+                self._node.log(new_event("warning", text=f"{error}; going on without it"))
             try:
                 await self._introduce()
                 self._silent, self._first_contact.introduced = False, True
@@ -316,10 +322,10 @@ class CoordinatorClient:
             self._node.spawn(self._contact(member))
 
     async def _contact(self, member: Member) -> None:
+        self._contacting += 1
         try:
             await self._first_contact.contact(member.address, member.peer)
         except (ManifestRefused, NotDialled) as error:
-            if self._node.published is None or isinstance(error, NotDialled):
-                self._refusal = error
-            else:
-                self._node.log(new_event("warning", text=str(error)))
+            self._refusal = error
+        finally:
+            self._contacting -= 1

@@ -18,6 +18,7 @@ from murmuration.worker.transport import Caller, Method, Refused, Stream
 
 STREAMS_EACH = 32  # of one caller at once: it may have two connections for a while
 _STREAMS_SHARE = 8  # of one caller, whatever others have
+FETCHES_EACH = 4  # each keeps the states of its beginning in memory
 _STREAMS_PER_PEER = 16  # of all callers together, for each peer of the swarm
 _FEWEST_PEERS = 8  # that there is room for in any case
 # Streams of relaying, which last. A dial takes two, one of each of the peers that it joins.
@@ -40,6 +41,7 @@ class NodeServer:
         self._tunnels = transport.Places(
             "tunnels", _TUNNELS_SHARE, TUNNELS_EACH, lambda: MOST_TUNNELS
         )
+        self._fetches = transport.Places("streams of states", FETCHES_EACH, FETCHES_EACH, most)
         self.peers: Callable[[], int] = lambda: 0
         self.calls: dict[str, Callable[[bytes], Awaitable[bytes]]] = {}
         self.calls_by: dict[str, Callable[[bytes, Caller], Awaitable[bytes]]] = {
@@ -66,7 +68,8 @@ class NodeServer:
         with suppress(transport.Unreachable, TimeoutError), self._ending_the_call(method):
             if (serve := self.streams.get(method)) is not None:
                 self.admit(method, caller)
-                places = self._tunnels if method in transport.RELAY_METHODS else self._places
+                places = self._fetches if method == Method.FETCH else self._places
+                places = self._tunnels if method in transport.RELAY_METHODS else places
                 check = lambda message: self._gate.check(method, message, caller)  # noqa: E731
                 with places.taken(caller):
                     async with self._until_expelled(caller):

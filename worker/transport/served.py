@@ -1,8 +1,7 @@
 """The serving side of gRPC: each known method is led to the handler, within limits.
 
 All methods are served as streams, which on the wire are the same: so a place is taken before a call
-is read, and not after. What a stream that nobody reads can make this process hold is its window,
-which is fixed here. With BDP probing it grows with what a peer sends: 40 unread streams held 10 GB.
+is read, and not after. The window of a stream is fixed (docs/adr/0019).
 """
 
 import asyncio

@@ -1,8 +1,6 @@
 """A web server on a thread of its own, which Prometheus reads from too; and the page of a swarm.
 
-The files of the page hold nothing of the run. The figures are below /api/, as JSON, for GET alone.
-On loopback they are under names of this machine only: a name that somebody else points here would
-let any page that is open in a browser read along. Elsewhere a reader shows a token.
+The figures are below /api/, as JSON: docs/adr/0024 says who may read them.
 """
 
 import asyncio

@@ -400,11 +400,13 @@ class ReducedShards:
 
     def _joiners(self, key: ShardKey, group: Group, contributors: Group) -> Group:
         """The peers to lay out the next round over too, late ones of this group first. A peer that
-        says that it trains and answers nobody is none: it has to contribute first."""
+        says that it trains and answers nobody is none: it has to contribute first. Nor is one that
+        has yet to get this state: its donor may be slow on purpose, and rounds would wait."""
         shards = len(self._layout.orders(key.fragment, group))
         if key.shard != joiners_shard(key.round, shards):
             return ()
         found = self.view.joinable() - self.view.unmet - {*contributors}
+        found -= self.view.fetching(key.fragment, key.round)
         first = sorted(found, key=lambda peer: (peer not in group, peer))
         return tuple(sorted(first[: most_joiners(group)]))
 

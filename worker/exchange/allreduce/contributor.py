@@ -1,8 +1,6 @@
 """The contributing side of a mean round: every shard to its reducer, and every reduction back.
 
-A shard goes to the first usable peer in its rendezvous order that everybody reaches; the next takes
-over where docs/architecture.md says so. Small shards for one peer go one by one, and several large
-ones at once (docs/adr/0044).
+docs/architecture.md says whom a shard goes to, and docs/adr/0044 how many go at once.
 """
 
 import asyncio
