@@ -416,7 +416,7 @@ class Pairs(Component):
         """Tells whether a partner's values are far too large, and says so the first time."""
         parts, limit = round_.partners[peer].parts.items(), self.values.limit(round_)
         if far := any(0 < FAR * self.values.factor(round_, *each) < limit for each in parts):
-            self.context.left_out(peer, "gives values far from usual ones: not all of them counts")
+            self.context.left_out(peer, "gives far larger values, clipped: compare learning rates")
         return far
 
     def _fail(self, round_: PairRound) -> None:
