@@ -19,7 +19,7 @@ from murmuration.worker.config import RUN_WIDE, Config
 from murmuration.worker.tasks import OWN_LOOP, TaskError, local_settings
 from murmuration.worker.wire import WireError, unpack_document
 
-PROTOCOL = 14
+PROTOCOL = 15
 
 
 @dataclass(frozen=True)

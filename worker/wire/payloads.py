@@ -1,11 +1,11 @@
 """A payload cut into frames, and put together from those that arrive.
 
 A contributor commits itself to a root over the hashes of the leaves of its shard. A leaf is a range
-of values, on whole blocks of the codecs: about a 64th of the shard. Whoever has the root can tell
-whether a leaf is the one that was meant, by as few hashes as the tree is deep. Hashes are BLAKE2b,
-of 16 bytes; a node without a neighbour is its own parent. Where norms of shards are announced, each
-node comes with the sum of the squares below it. The root covers these norms and what the
-contribution counts, too.
+of values, on whole blocks of the codecs: about a 64th of the shard, or a 32nd without blocks. By
+the root, and as few hashes as the tree is deep, a leaf is known to be the one that was meant.
+Hashes are BLAKE2b, of 16 bytes; a node without a neighbour is its own parent. Where norms of shards
+are announced, each node comes with the sum of the squares below it, in order: `sum` rounds
+otherwise in other versions of Python. The root covers these norms and what the contribution counts.
 """
 
 import copy
@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import zstandard
@@ -233,7 +233,7 @@ class Leaves:
     def of(cls, elements: int, codecs: Sequence[Codec]) -> "Leaves":
         """Args: elements: of the shard, integers not among them; codecs: that it travels in."""
         block = max(codec.block_elements for codec in codecs)
-        size = min(max(_FEWEST, elements // _LEAVES), _MOST)
+        size = min(max(_FEWEST, -(-elements // (_LEAVES if block > 1 else _LEAVES // 2))), _MOST)
         return cls(elements, -(-size // block) * block)
 
     @property
@@ -334,8 +334,8 @@ def _parent(children: Sequence[bytes]) -> bytes:
     if len(children) == 1:
         return children[0]
     nodes, summed = b"".join(children), len(children[0]) > HASH_BYTES
-    squares = struct.unpack(f"<{'16xd' * len(children)}", nodes) if summed else ()
-    return _hash(b"node", nodes) + (struct.pack("<d", sum(squares)) if summed else b"")
+    sums = [*accumulate(struct.unpack(f"<{'16xd' * len(children)}", nodes))] if summed else []
+    return _hash(b"node", nodes) + (struct.pack("<d", sums[-1]) if summed else b"")
 
 
 def _root(top: bytes, weight: int, norms: Sequence[float]) -> bytes:
