@@ -2,9 +2,8 @@
 
 pipeline.py      what a hop and a visit cost, who serves which stage, which layers it has
 route.py         a route, its rules, and equal coverage by seed
-routing.py       the presets full, random, stochastic and skip
 simulator.py     one iteration, event by event
-search.py        behind skip: the phases in order; A and B: equal coverage, bounded memory
+search.py        full, random, stochastic, skip; its phases A and B: equal coverage, bounded memory
 local_search.py  C: routes trade, and visits move to replicas with room
 
 Ref: arXiv:2502.19913.

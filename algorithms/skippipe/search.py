@@ -1,4 +1,6 @@
-"""Route search for SkipPipe: equal coverage, bounded memory, few collisions.
+"""Who takes a microbatch through the stages: `full`, `random`, `stochastic`, and `skip` by search.
+
+The search, for equal coverage, bounded memory and few collisions:
 
     root  every slot's best route by itself
     A     stages: surplus visits are banned until every stage is visited equally often
@@ -8,11 +10,14 @@
 Each microbatch of an origin takes one of its slots in turn: as many as it has memory for. Waves of
 microbatches repeat the slots' routes. The same arguments give the same routes everywhere.
 
-Ref: arXiv:2502.19913.
+Ref: arXiv:2506.10911 (random), arXiv:2502.19913 (skip), arXiv:2301.11913 section 3.2 (stochastic).
+Ours in `stochastic`: all of an iteration are shared out before it begins, by averaged times; ties
+go to the lower peer.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapreplace
 from itertools import pairwise
 
 import numpy as np
@@ -20,7 +25,10 @@ import numpy as np
 from murmuration.algorithms.skippipe import route as routing
 from murmuration.algorithms.skippipe.local_search import Budget, Scores, local_search, slots_of
 from murmuration.algorithms.skippipe.pipeline import Floats, Pipeline
-from murmuration.algorithms.skippipe.route import Route, Routes, Rules
+from murmuration.algorithms.skippipe.route import Draws, Route, Routes, Rules
+
+Routing = Callable[[Pipeline, Rules, Sequence[int], int], list[Route]]
+"""(pipeline, rules, origins, seed) -> a route for each origin, which stands for one microbatch."""
 
 
 class Planner:
@@ -204,3 +212,54 @@ def _branches(draft: Draft, over: Limit, planner: Planner, budget: Budget) -> It
             routes[index] = detours[index]
             banned_peers[index] |= peers
         yield Draft(tuple(routes), tuple(banned_peers))
+
+
+def full(pipeline: Pipeline, rules: Rules, origins: Sequence[int], seed: int) -> list[Route]:
+    """Fixed lanes: the n-th microbatch always goes by the n-th replica of a stage, in turns."""
+    return [
+        Route((origin, *(stage[lane % len(stage)] for stage in pipeline.stages[1:])))
+        for lane, origin in enumerate(origins)
+    ]
+
+
+def random(pipeline: Pipeline, rules: Rules, origins: Sequence[int], seed: int) -> list[Route]:
+    """Every replica in turn, in drawn orders (NoLoCo); skips at random, but evenly."""
+    draws = Draws(seed)
+    limits = routing.peer_limits(pipeline, routing.stage_quota(len(origins), rules, seed))
+    chosen, decks = routing.even_stage_sets(len(origins), rules, seed), []
+    for replicas in pipeline.stages:  # each as often as its limit allows, dealt from the end
+        turns = [
+            draws.shuffled([peer for peer in replicas if limits[peer] > turn])
+            for turn in range(max(limits[peer] for peer in replicas))
+        ]
+        decks.append([peer for turn in reversed(turns) for peer in turn])
+    return [
+        Route((origin, *(decks[stage].pop() for stage in stages[1:])))
+        for origin, stages in zip(origins, chosen, strict=True)
+    ]
+
+
+def stochastic(pipeline: Pipeline, rules: Rules, origins: Sequence[int], seed: int) -> list[Route]:
+    """Each hop to the replica with the least accumulated expected time (SWARM)."""
+    visit_s = (pipeline.costs.forward_s + pipeline.costs.backward_s).tolist()
+    # For each stage a heap of (accumulated time, replica).
+    queues = [[(0.0, peer) for peer in sorted(replicas)] for replicas in pipeline.stages[1:]]
+
+    def choose(queue: list[tuple[float, int]]) -> int:
+        accumulated_s, peer = queue[0]
+        heapreplace(queue, (accumulated_s + visit_s[peer], peer))
+        return peer
+
+    return [Route((origin, *map(choose, queues))) for origin in origins]
+
+
+def skip(pipeline: Pipeline, rules: Rules, origins: Sequence[int], seed: int) -> list[Route]:
+    return search_routes(pipeline, rules, origins, seed=seed)
+
+
+ROUTINGS: dict[str, Routing] = {each.__name__: each for each in (full, random, stochastic, skip)}
+
+
+def origins_in_turns(pipeline: Pipeline, microbatches: int) -> list[int]:
+    """The origins of an iteration: the replicas of stage 0 in turns, each so many times."""
+    return [*pipeline.stages[0]] * microbatches

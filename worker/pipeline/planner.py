@@ -19,8 +19,7 @@ import xxhash
 
 from murmuration.algorithms.skippipe import pipeline as pipelines
 from murmuration.algorithms.skippipe.route import MAX_JUMP, Route, Rules
-from murmuration.algorithms.skippipe.routing import ROUTINGS, origins_in_turns, random
-from murmuration.algorithms.skippipe.search import search_routes
+from murmuration.algorithms.skippipe.search import ROUTINGS, origins_in_turns, random, search_routes
 from murmuration.worker.background import cancel
 from murmuration.worker.membership import Member
 from murmuration.worker.pipeline.context import StageContext

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from murmuration.algorithms.skippipe.pipeline import spans, stage_layers
 from murmuration.algorithms.skippipe.route import Rules, visited_stages
-from murmuration.algorithms.skippipe.routing import ROUTINGS
+from murmuration.algorithms.skippipe.search import ROUTINGS
 from murmuration.worker.tasks import Staged
 
 _MOST_ORIGINS = 1024
@@ -20,7 +20,7 @@ class StagesConfig:
     count: int = 1  # stages S; 1 leaves the model whole
     # How many layers each stage has; empty shares them out by their parameters.
     layers: tuple[int, ...] = ()
-    routing: str = "full"  # a preset of `murmuration.algorithms.skippipe.routing`
+    routing: str = "full"  # a preset of `murmuration.algorithms.skippipe.search`
     # Share of the stages that a route leaves out, stage 0 counted among the visited.
     skip: float = 0.0
     full_every: int = 0  # all routes are full in one of this many iterations; 0 for never

@@ -9,13 +9,14 @@ missed the last word hear it again. What is decided for several streams is decid
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from murmuration.algorithms.draws import Pair, groups, membership_id
 from murmuration.algorithms.fragment_state import FragmentState
+from murmuration.algorithms.plan import Plan
 from murmuration.algorithms.robust import FAR
 from murmuration.algorithms.schedule import Schedule
 from murmuration.protos import murmuration_pb2 as pb
@@ -24,9 +25,14 @@ from murmuration.worker.background import Component, Tasks
 from murmuration.worker.exchange.allreduce.closing import Patience
 from murmuration.worker.exchange.pairwise import round as rounds
 from murmuration.worker.exchange.pairwise.partner import PairValues, PartnerStream
-from murmuration.worker.exchange.pairwise.prefetch import AnchorPrefetch
 from murmuration.worker.exchange.pairwise.round import ANCHOR, CONTRIBUTION, PairRound
-from murmuration.worker.exchange.round_context import Context, Peers, Results, reason_of
+from murmuration.worker.exchange.round_context import (
+    Context,
+    Peers,
+    Results,
+    RoundConfig,
+    reason_of,
+)
 from murmuration.worker.exchange.view import Group, View, alike
 from murmuration.worker.membership.evidence import STRIKES, Waits
 from murmuration.worker.training.mailbox import Begin, PrefetchedAnchor, RoundDone, RoundFailed
@@ -37,6 +43,7 @@ if TYPE_CHECKING:
 
 _LEAVE_S = 1.0  # in which partners hear that a round is given up
 _KEEP_ROUNDS = 2
+_QUIET_S = 1.0  # several delays of a long link pass before the first byte
 _TOLERANCE_S = 1e-6  # by which clocks and sums of times may differ
 
 
@@ -481,3 +488,70 @@ def _dealt(
 ) -> dict[str, Group]:
     every = groups(run, *key, membership_id(peers), peers, size, unreachable)
     return {peer: group for group in every for peer in group}
+
+
+class AnchorPrefetch:
+    """When the train side hears of the mean of its group's anchors before a round.
+
+    The mean is told as soon as it is known. Without overlap the train side waits for it; it is told
+    too when it may go on without. Args: round_bytes: by fragment, what a peer gives each partner.
+    """
+
+    def __init__(self, config: RoundConfig, plan: Plan, round_bytes: Sequence[int]) -> None:
+        self._config, self._round_bytes = config, round_bytes
+        self._told = plan.shared_momentum  # the train side uses the means
+        self.awaited = self._told and plan.overlap_steps == 0
+        self._met: dict[int, Group] = {}  # by fragment, with whom the last round was held
+        self._s_per_byte = 0.0
+
+    def arrived(self, size_bytes: int, took_s: float) -> None:
+        """Counts slow arrivals half as much each time: the next link may be as slow."""
+        if size_bytes > 0:
+            self._s_per_byte = max(took_s / size_bytes, self._s_per_byte / 2)
+
+    def lead_s(self, fragment: int) -> float:
+        """How far peers may be behind that this one has not exchanged with: as long as a round
+        takes, at first on the slowest link that is planned for."""
+        size_bytes = self._round_bytes[fragment]
+        if self._s_per_byte == 0.0:
+            return self._config.transfer_s(size_bytes)
+        return size_bytes * self._s_per_byte
+
+    def laid(self, round_: PairRound, members: int) -> bool:
+        """Tells whether the train side may go on alone, or where all are one group."""
+        one = len(round_.group) == members and self._met.get(round_.fragment) == round_.group
+        return (len(round_.group) == 1 or one) and self._goes_without(round_)
+
+    def ended(self, round_: PairRound) -> None:
+        self._met[round_.fragment] = round_.group if round_.succeeded else ()
+
+    def came(self, round_: PairRound) -> bool:
+        """Says whether the anchors' mean is to be told now that a partner's anchor is here."""
+        if not self._told or round_.told or round_.begun:
+            return False
+        anchors = [partner.parts.get(ANCHOR) for partner in round_.partners.values()]
+        round_.told = all(anchor is not None and anchor.checked for anchor in anchors)
+        return round_.told
+
+    def overdue(self, round_: PairRound, now: float) -> bool:
+        """Tells whether the train side may go on by now: a silent partner is not waited for."""
+        return self._awaits(round_) and now >= self._until(round_) and self._goes_without(round_)
+
+    def due_at(self, round_: PairRound) -> float | None:
+        return self._until(round_) if self._awaits(round_) else None
+
+    def _until(self, round_: PairRound) -> float:
+        quiet_s, slowest_s = _QUIET_S, self._config.transfer_s(len(round_.own[ANCHOR].payload.raw))
+        if len(self._met.get(round_.fragment, round_.group)) < 2:  # the others are exchanging
+            quiet_s += self.lead_s(round_.fragment)
+        return min(max(round_.laid, round_.heard) + quiet_s, round_.laid + (quiet_s + slowest_s))
+
+    def _awaits(self, round_: PairRound) -> bool:
+        return self.awaited and not round_.begun and not (round_.told or round_.let_go)
+
+    def _goes_without(self, round_: PairRound) -> bool:
+        """Notes it; returns whether the train side is to hear of it."""
+        if not self._awaits(round_):
+            return False
+        round_.let_go = True
+        return True

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 from hypothesis import given, strategies as st
 
-from murmuration.algorithms.skippipe import routing as routings
+from murmuration.algorithms.skippipe import search as routings
 from murmuration.algorithms.skippipe.local_search import trade_stage
 from murmuration.algorithms.skippipe.pipeline import stage_layers
 from murmuration.algorithms.skippipe.route import (
@@ -22,8 +22,7 @@ from murmuration.algorithms.skippipe.route import (
     stage_quota,
     visited_stages,
 )
-from murmuration.algorithms.skippipe.routing import ROUTINGS, random, stochastic
-from murmuration.algorithms.skippipe.search import search_routes
+from murmuration.algorithms.skippipe.search import ROUTINGS, random, search_routes, stochastic
 from tests.unit.algorithms.skippipe.pipelines import even_pipeline
 
 RULES = Rules(stages=8, visited=4)

@@ -19,8 +19,7 @@ from murmuration.algorithms.skippipe.route import (
     peer_limits,
     stage_quota,
 )
-from murmuration.algorithms.skippipe.routing import random
-from murmuration.algorithms.skippipe.search import Planner, search_routes
+from murmuration.algorithms.skippipe.search import Planner, random, search_routes
 from murmuration.algorithms.skippipe.simulator import finish_times
 from tests.unit.algorithms.skippipe.pipelines import assert_fit_together, cases, uneven_pipeline
 

@@ -12,7 +12,7 @@ from hypothesis import given
 
 from murmuration.algorithms.skippipe.pipeline import Costs, Pipeline
 from murmuration.algorithms.skippipe.route import Route, Rules
-from murmuration.algorithms.skippipe.routing import random
+from murmuration.algorithms.skippipe.search import random
 from murmuration.algorithms.skippipe.simulator import IterationRun, finish_times
 from tests.unit.algorithms.skippipe.pipelines import cases, even_pipeline
 

@@ -2,7 +2,7 @@
 
 from murmuration.algorithms.plan import PRESETS
 from murmuration.worker import wire
-from murmuration.worker.exchange.pairwise.prefetch import AnchorPrefetch
+from murmuration.worker.exchange.pairwise.pair_rounds import AnchorPrefetch
 from murmuration.worker.exchange.pairwise.round import ANCHOR, OwnPart, PairRound, TheirPart
 from murmuration.worker.exchange.round_context import RoundConfig
 from murmuration.worker.exchange.view import View
