@@ -20,7 +20,7 @@ FIRST, STOP = map(int, os.environ.get("CHURN_SEEDS", "0-0").split("-"))
 # Swapped states; contributed again; two at rest; a joiner that no group has counted, and two that
 # have parted; much learned alone; two and two. With more: late; gone back; two without each other.
 FOUND = (28, 346, 342, 991, 696, 996, *((153, 477, 556) if FIRST < STOP else ()))
-BLAMES = ("false", "quarantine", "pointed against")
+BLAMES = ("false", "quarantine", "pointed against", "again and again")
 
 
 async def churn(swarm: Swarm, rng: random.Random) -> None:

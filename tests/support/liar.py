@@ -185,13 +185,26 @@ def begins_again(node: Node) -> None:
     asyncio.get_running_loop().call_later(1.0, begins_again, node)
 
 
-def takes_words_back(node: Node, kind: type, word: str) -> None:
-    """It contributes nothing, and each 0.4 s it names another, by the words that `kind` gives."""
-    contributes_nothing(node)
+def takes_words_back(node: Node, kind: type, word: str, each_s: float = 0.4) -> None:
+    """Each so many seconds it names another, by the words that `kind` gives."""
     loop, others = asyncio.get_running_loop(), [member.peer for member in node.gossip.others]
-    named = property(lambda _: (others[int(loop.time() / 0.4) % len(others)],))
+    named = property(lambda _: (others[int(loop.time() / each_s) % len(others)],))
     made = type("Flips", (kind,), {word: named})(1.0)
     setattr(node.gossip.rules, "_reach" if kind is Reachability else "_idle", made)
+
+
+def takes_its_phase_back(node: Node) -> None:
+    """It contributes nothing, and says each 2.5 s that it has ended, or that it trains."""
+    contributes_nothing(node)
+    publish, loop = node._publish, asyncio.get_running_loop()
+
+    def again() -> None:
+        node._publish(node.published)  # type: ignore[arg-type]
+        loop.call_later(0.5, again)
+
+    phases = Phase.TRAINING, Phase.DONE
+    node._publish = lambda p: publish(replace(p, phase=phases[int(loop.time() / 2.5) % 2]))  # type: ignore[method-assign]
+    again()
 
 
 def clock_goes_back(_: object = None) -> None:
@@ -434,6 +447,8 @@ LATE: dict[str, Change] = {
     "begins again each second": begins_again,
     "flips whom it reaches": partial(takes_words_back, kind=Reachability, word="unreachable"),
     "flips whom it waits for": partial(takes_words_back, kind=IdlePeers, word="peers"),
+    "the same, each 2.5 s": partial(takes_words_back, kind=IdlePeers, word="peers", each_s=2.5),
+    "flips its phase": takes_its_phase_back,
 }
 # Whoever is one of these is honest, and is to contribute in the end.
 HONEST: dict[str, Change] = {

@@ -116,6 +116,13 @@ class View:
             return False
         return not self.has_applied(peer, fragment, round_)
 
+    def took_back(self, peer: str, fragment: int, round_: int) -> bool:
+        """Tells whether a known peer says itself that it is not to be waited for."""
+        member = self.members[peer]
+        trains = member.phase in (Phase.READY, Phase.TRAINING) and peer not in member.idle
+        said = not trains or self.has_applied(peer, fragment, round_)
+        return member.health is Health.LEFT or (member.live and said)
+
     def parted(self, me: str, fragment: int, round_: int) -> frozenset[str]:
         """The peers that train from another state before the round than `me`, where more than half
         of those before it share that of `me`."""
@@ -209,18 +216,19 @@ class View:
 
 def reached_by_all(group: Collection[str], unreachable: Iterable[Pair]) -> frozenset[str]:
     """Those of a group that everybody in it reaches: at least a third of it, as no more than three
-    times its share may fall to any peer. If fewer are left, the peer in most pairs does not count,
-    for the fault is its own; where no single peer is in most, all are named."""
-    inside = frozenset(group)
+    times its share may fall to any peer. If fewer are left, the peer in most pairs is not of them,
+    nor do its pairs count: the fault is its own; where no single peer is in most, all are."""
+    inside = everybody = frozenset(group)
     pairs = {pair for pair in unreachable if inside.issuperset(pair)}
     while pairs:
         left = inside.difference(*pairs)
-        if 3 * len(left) >= len(inside):
+        if 3 * len(left) >= len(everybody):
             return left
         named = Counter(peer for pair in pairs for peer in pair)
         (worst, most), *others = named.most_common(2)
         if most == others[0][1]:
             return inside
+        inside -= {worst}
         pairs = {pair for pair in pairs if worst not in pair}
     return inside
 

@@ -127,7 +127,9 @@ _OWN_DOUBLINGS = 2
 _FORGIVEN_S = 600.0  # after a mark has ended, the next one is a first one
 _REMEMBERED = 8  # rounds of a fragment
 STRIKES = 3
-_STANDS_S = 1.5  # a word does for longer (`Reachability`, `_MARKED_S`)
+_STANDS_S = 2.0  # a word of a link stands twice as long, and doubles likewise (`Reachability`)
+_IDLE_STANDS_S = 15.0  # a word of an idle peer stands four times as long (`_MARKED_S`)
+_MOST_WORDS = 4096
 _LIVES_S = 30.0  # in which a peer that has begun again so often does it again and again
 
 
@@ -146,7 +148,7 @@ class IdlePeers:
         self._me = me
         self._marks: dict[str, _Mark] = {}
         self._begun: dict[str, deque[float]] = {}
-        self._said_at: dict[tuple[str, str], float] = {}
+        self._words: dict[tuple[str, int, str, str], tuple[float, int]] = {}  # since; taken back
         self._late: dict[int | str, deque[Counter[str]]] = {}
 
     def round_ended(self, series: int | str, late: Sequence[str], now: float) -> None:
@@ -162,11 +164,19 @@ class IdlePeers:
 
     def hear(self, known: Member, heard: Member, now: float) -> None:
         """Where a peer has another life, those have waited that were about to hear from it. Where
-        it takes back at once whom it does without, shards of others have moved there and back."""
-        peer, (before, after) = heard.peer, ({*m.unreachable, *m.idle} for m in (known, heard))
-        self._said_at |= {(peer, of): now for of in after - before}
-        said_at = [self._said_at.pop((peer, of), _NEVER) for of in before - after]
-        if heard.start_ms == known.start_ms and now >= max(said_at, default=_NEVER) + _STANDS_S:
+        it takes back too soon whom it does without, shards of others have moved there and back. In
+        an earlier phase it is waited for once more. A full list leaves out others by itself."""
+        peer, life = heard.peer, heard.start_ms
+        back = life != known.start_ms or heard.phase < known.phase
+        for kind in ("unreachable", "idle"):
+            before, after = ({*getattr(member, kind)} for member in (known, heard))
+            for of in before ^ after:
+                at, times = self._words.pop((peer, life, kind, of), (_NEVER, 0))
+                stands_s = _IDLE_STANDS_S if kind == "idle" else _STANDS_S * 2**times
+                back |= of in before and now < at + stands_s and len(after) < MAX_UNREACHABLE
+                times = min(times + (of in before), _MOST_FLAPS)
+                self._words[peer, life, kind, of] = now, times
+        if not back:
             return
         begun = self._begun.setdefault(peer, deque(maxlen=STRIKES))
         begun.append(now)
@@ -186,7 +196,8 @@ class IdlePeers:
             if now > mark.until + _FORGIVEN_S:
                 del self._marks[peer]
         self._begun = {p: at for p, at in self._begun.items() if now - at[-1] <= _LIVES_S}
-        self._said_at = {w: at for w, at in self._said_at.items() if now < at + _STANDS_S}
+        while len(self._words) > _MOST_WORDS:
+            del self._words[next(iter(self._words))]
 
     @property
     def peers(self) -> tuple[str, ...]:

@@ -161,7 +161,9 @@ class GossipService:
         """Returns whether the view has changed."""
         for probe in probes:
             self._node.spawn(self._ask_probe(probe) if probe.via else self._probe(probe))
-        self.rules.liars = self._node.context.quarantine.liars
+        for peer in (liars := self._node.context.quarantine.liars) - self.rules.liars:
+            self.rules.waited_in_vain(peer, self._clock())  # what it says so stands for a while
+        self.rules.liars = liars
         if not self.rules.view_changed():
             return False
         for kept in (self._logged, self._revoked_at, self._lacked):

@@ -208,8 +208,8 @@ class Membership:
             self._idle.waited_for(peer, now)
 
     def round_ended(self, series: int | str, late: Sequence[str], now: float) -> None:
-        live = [p for p in late if (m := self._members.get(p)) and m.live]
-        self._idle.round_ended(series, live, now)
+        known = [p for p in late if (m := self._members.get(p)) and m.health is not Health.DEAD]
+        self._idle.round_ended(series, known, now)
 
     def update(self, **changes: Any) -> None:
         self._put(replace(self.me, **changes, heartbeat=self.me.heartbeat + 1))

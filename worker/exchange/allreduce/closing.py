@@ -142,6 +142,7 @@ class OpenShard:
     quarter_at: float | None = None  # when a quarter of the awaited were here
     quorum_at: float | None = None
     most_at: float | None = None  # when more than half of the awaited were here
+    awaited: set[str] = field(default_factory=set)  # that were late when the quorum was here
     computing: int | None = None  # the attempt that is on its way
 
     def contributed(self, peer: str, now: float) -> None:
@@ -358,6 +359,7 @@ class ReducedShards:
             spread_s = now - (now if entry.quarter_at is None else entry.quarter_at)
             self.patience.has_quorum(key.fragment, key.round, now, spread_s)
         late = self._late(key, entry, expected, now)
+        entry.awaited |= late
         ends = entry.quorum_at + self.wait_s(key, late)
         brief_s = self.patience.brief_s(key.fragment)
         # Of two halves nobody knows which is the slow one: each would go on without the other.
@@ -370,6 +372,8 @@ class ReducedShards:
         expected = self._expected(key, group)
         late = self._late(key, entry, expected, now)
         if entry.quorum_at is not None:
+            out = entry.awaited & self.view.members.keys() - entry.contributors.keys()
+            late |= {p for p in out if self.view.took_back(p, key.fragment, key.round)}
             last = late or {next(reversed(entry.contributors))}
             waited_s = now - entry.quorum_at - self.transfer_s(key.fragment, last)
             self.patience.waited(key.fragment, key.round, waited_s)

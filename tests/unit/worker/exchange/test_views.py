@@ -101,8 +101,8 @@ def test_what_the_ended_say_does_not_count_nor_what_those_say_that_never_contrib
         ("abcd", "ab cd", "abcd"),
         ("abcdef", "ab cd", "ef"),
         ("abcdef", "ab ac ad", "ef"),
-        ("abcdef", "ab ac ad ae", "abcdef"),
-        ("abcdef", "ab ac ad ae ef", "abcd"),
+        ("abcdef", "ab ac ad ae", "bcdef"),
+        ("abcdef", "ab ac ad ae ef", "bcd"),
         ("abcd", "ax bx", "abcd"),
     ],
 )
