@@ -24,9 +24,8 @@ from murmuration.protos.exit_codes import ExitCode, MurmurError
 from murmuration.protos.files import print_line
 from murmuration.protos.reach import cannot_listen, listening_problem
 from murmuration.worker.identity import certificates
-from murmuration.worker.identity.authority import TRIAL, Authority, enrol, subject
+from murmuration.worker.identity.authority import TRIAL, Authority, Renewal, enrol, subject
 from murmuration.worker.identity.certificates import MEMBERS, Identity, Role
-from murmuration.worker.identity.renewal import Renewal
 from murmuration.worker.identity.serving import ServerCertificate
 from murmuration.worker.views import PagePlace
 from murmuration.worker.views.lines import page_event, page_words

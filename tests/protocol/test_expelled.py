@@ -13,10 +13,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.worker.identity import gate
-from murmuration.worker.identity.authority import REVOCATION, Authority, Credentials, revocation
+from murmuration.worker.identity.authority import (
+    REVOCATION,
+    Authority,
+    Credentials,
+    Renewal,
+    revocation,
+)
 from murmuration.worker.identity.certificates import Identity, IdentityError, Role, has_signed
 from murmuration.worker.identity.gate import Gate, KeyHolders
-from murmuration.worker.identity.renewal import Renewal
 from murmuration.worker.membership import Health
 from murmuration.worker.transport import Caller, Refused, Stream, Unreachable
 from murmuration.worker.wire import WireError

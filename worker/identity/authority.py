@@ -1,25 +1,33 @@
 """The authority of a run: signs certificates, makes tokens, and keeps who was let in by which.
 `murmur token` and the process that lets peers in share the folder's ledger, under a lock."""
 
+import asyncio
+import datetime
 import json
 import math
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from filelock import FileLock, Timeout
 
 from murmuration.protos import murmuration_pb2 as pb
 from murmuration.protos.addresses import check_name
+from murmuration.protos.events import Log, Warnings, new_event
+from murmuration.protos.figures import shown
 from murmuration.protos.files import read_json
 from murmuration.worker.identity import certificates
 from murmuration.worker.identity.certificates import FOLDER, Identity, IdentityError, Role
 from murmuration.worker.identity.tokens import Token
+
+if TYPE_CHECKING:
+    from murmuration.worker.background import Offload
 
 _DAY_S = 24 * 3600.0
 PEER_VALID_S = 366 * _DAY_S
@@ -38,6 +46,8 @@ REVOCATION = b"murmuration revocation\0"  # what a signature of one begins with
 
 TRIAL = "trial:"  # before a name: of a peer that only asks whether it would be let in
 _TRIAL_VALID_S = 300.0
+_CHECK_S, _ASK_AGAIN_S = 10.0, 60.0
+_WARNED = datetime.timedelta(days=30)  # before the end, that nobody has renewed it
 
 
 @dataclass(frozen=True)
@@ -368,3 +378,63 @@ class Credentials:
             return [pb.Revocation(subject=about, signature=signed) for about, signed in known]
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise IdentityError(f"{path} cannot be read: {error}; remove it") from error
+
+
+class Renewal:
+    """Renews the certificate of one process when a third of its time is left, on its event loop, by
+    a peer that holds the run's key. Its own key stays. Args: authority: if it holds the run's; ask:
+    asks those that may hold it for a later certificate (PEM), None where none gives one; keep: puts
+    the new identity where the process finds it (raises OSError); renewed: called with it."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        authority: Authority | None,
+        *,
+        ask: Callable[[pb.EnrolRequest], Awaitable[bytes | None]] | None = None,
+        keep: Callable[[Identity], None],
+        renewed: Callable[[Identity], None],
+        offload: "Offload",
+        log: Log,
+        now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
+    ) -> None:
+        self._identity, self._authority = identity, authority
+        self._ask, self._offload, self._now = ask, offload, now
+        self._keep, self._renewed, self._log = keep, renewed, log
+        self._warnings = Warnings(log)
+
+    async def run(self) -> None:
+        while True:  # a clock may be set back
+            if due := (now := self._now()) >= self._identity.renewed_from:
+                await self._renew(now)
+            await asyncio.sleep(_ASK_AGAIN_S if due else _CHECK_S)
+
+    async def _renew(self, now: datetime.datetime) -> None:
+        before, authority = self._identity, self._authority
+        certificate: bytes | None = None
+        try:
+            name, der, request = before.name, before.der, before.request()
+            if authority is not None:
+                work = partial(authority.renew, name, der, request, before.role)
+                certificate = await self._offload(work)
+            elif self._ask is not None:
+                wanted = pb.EnrolRequest(name=name, request=request, certificate=der)
+                certificate = await self._ask(wanted)
+            if certificate is None:
+                if before.expires - now < _WARNED:
+                    self._warnings.add(
+                        f"the certificate ends on {before.expires:%Y-%m-%d}, and nobody "
+                        "that answers holds the run's key to renew it"
+                    )
+                return
+            identity = Identity.of(before.key, certificate, before.authority)
+            same = (identity.role, identity.name) == (before.role, before.name)
+            if not same or (identity.expires, identity.der != der) <= (before.expires, False):
+                raise IdentityError("the renewed certificate is somebody else's, or no later one")
+            await self._offload(partial(self._keep, identity))
+        except (IdentityError, OSError) as error:
+            self._warnings.add(f"the certificate is not renewed: {shown(str(error), 160)}")
+            return
+        self._identity = identity
+        self._renewed(identity)
+        self._log(new_event("renewed", expires=f"{identity.expires:%Y-%m-%d}"))

@@ -190,6 +190,10 @@ class IdlePeers:
             times = (_OWN_DOUBLINGS if peer == self._me else 0) if mark is None else mark.times
             self._marks[peer] = _Mark(now + _MARKED_S * 2 ** min(times, _MOST_DOUBLINGS), times + 1)
 
+    def gone(self, peer: str) -> None:
+        """Its links are judged afresh, once it lives again, and words of them stand briefly."""
+        self._words = {word: at for word, at in self._words.items() if word[-1] != peer}
+
     def tick(self, now: float) -> None:
         for peer, mark in [*self._marks.items()]:
             mark.stands = now < mark.until

@@ -33,10 +33,9 @@ from murmuration.worker.exchange.allreduce.reducer import Reducer
 from murmuration.worker.exchange.pairwise.pair_rounds import Pairs
 from murmuration.worker.exchange.view import View
 from murmuration.worker.folder import NOTHING, Remembered
-from murmuration.worker.identity.authority import Credentials
+from murmuration.worker.identity.authority import Credentials, Renewal
 from murmuration.worker.identity.certificates import Identity
 from murmuration.worker.identity.gate import Expulsions, Gate, KeyHolders
-from murmuration.worker.identity.renewal import Renewal
 from murmuration.worker.identity.words import SignedWords
 from murmuration.worker.leases import Ledger
 from murmuration.worker.leases.lease_service import LeaseService

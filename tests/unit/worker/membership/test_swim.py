@@ -3,7 +3,7 @@ against others: their word, lost probes, and rounds that waited in vain."""
 
 import itertools
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -265,6 +265,24 @@ def test_who_is_late_by_itself_for_partners(said, late):
         assert waits.says(who, peer, int(at))
     assert waits.often_late() == late
     assert waits.known_late("d") == ("a d" in said)
+
+
+@pytest.mark.parametrize(("gone", "marked"), [("bc", ()), ("", ("a",))])
+def test_words_stand_briefly_again_where_the_other_end_was_gone(gone, marked):
+    idle, now = IdlePeers(), 0.0
+
+    def says(words: Iterable[tuple[str, int]]) -> None:
+        nonlocal now
+        for of, stands_s in words:
+            cut = replace(member("a"), unreachable=(of,))
+            idle.hear(member("a"), cut, now)
+            idle.hear(cut, member("a"), now := now + stands_s)
+
+    says(itertools.product("bc", (4, 8, 16, 32)))
+    for peer in gone:
+        idle.gone(peer)
+    says([("b", 4), ("c", 4), ("b", 8)])
+    assert idle.peers == marked
 
 
 def test_who_was_marked_is_waited_for_once_more_and_stays_out_for_twice_as_long():
