@@ -31,7 +31,7 @@ from murmuration.worker import wire
 from murmuration.worker.cli import main
 from murmuration.worker.exchange.allreduce.closing import DueMean
 from murmuration.worker.exchange.allreduce.contributor import Contributor
-from murmuration.worker.identity import certificates, renewal
+from murmuration.worker.identity import authority, certificates
 from murmuration.worker.leases.ledger import Block, LeaseNews
 from murmuration.worker.membership import Digest, Phase
 from murmuration.worker.membership.evidence import IdlePeers, Reachability
@@ -218,7 +218,7 @@ def clock_goes_back(_: object = None) -> None:
     time.time = lambda: wall() - _CLOCK_BACK_S
     time.time_ns = lambda: wall_ns() - int(_CLOCK_BACK_S * 1e9)
     shifted: Any = SimpleNamespace(**{**vars(datetime), "datetime": Date})
-    certificates.datetime = renewal.datetime = shifted
+    certificates.datetime = authority.datetime = shifted
     deadlines: Any = grpc_deadlines  # the clock of gRPC's core is not set back with them
     deadlines.time = SimpleNamespace(time=wall)
 
