@@ -52,22 +52,20 @@ def norm_of_parts(norms: Sequence[float]) -> float:
     return torch.tensor(math.hypot(*norms), dtype=torch.float32, device="cpu").item()
 
 
-def usual_norms(norms: Sequence[float], works: Sequence[int], most: int = 0) -> tuple[float, ...]:
-    """The usual norm for each: the median of all for as much work, the lower of an even number; 0
-    where there are fewer than three. More than `most` counts as that; 0: what two have."""
-    if len(norms) < _FEWEST:
-        return (0.0,) * len(norms)
-    most, middle, medians = most or sorted(works)[-2], (len(norms) - 1) // 2, dict[int, float]()
-    for own in {min(each, most) for each in works}:
-        like = (each * max(1.0, own / work) for each, work in zip(norms, works, strict=True))
-        medians[own] = sorted(like)[middle]
-    return tuple(medians[min(each, most)] for each in works)
+def usual_norm(norms: Sequence[float], works: Sequence[int], own: int) -> float:
+    """The lower median of the norms, for as much work as `own`; 0 of fewer than three."""
+    like = sorted(each * max(1.0, own / work) for each, work in zip(norms, works, strict=True))
+    return like[(len(like) - 1) // 2] if len(like) >= _FEWEST else 0.0
 
 
 def norm_ratios(norms: Sequence[float], works: Sequence[int] = ()) -> tuple[float, ...]:
-    """Each norm over its usual one; 1 where that is 0. Args: works: the inner steps of each."""
-    usual = usual_norms(norms, works or (1,) * len(norms))
-    return tuple(each / of if of else 1.0 for each, of in zip(norms, usual, strict=True))
+    """Each norm over its usual one; 1 where that is 0. Args: works: the inner steps of each, of
+    which the most count as the second most."""
+    works = works or (1,) * len(norms)
+    most = max(sorted(works)[:-1], default=1)
+    usual = {own: usual_norm(norms, works, own) for own in {most, *works} if own <= most}
+    of = (usual[min(each, most)] for each in works)
+    return tuple(each / one if one else 1.0 for each, one in zip(norms, of, strict=True))
 
 
 def limit_of(limit: float, contributions: int) -> float:
@@ -82,15 +80,17 @@ def norm_factors(ratios: Sequence[float], limit: float) -> tuple[float, ...]:
     return tuple(limit / ratio if 0 < limit < ratio else 1.0 for ratio in ratios)
 
 
-def most_norm(norms: Sequence[float], works: Sequence[int], missing: int, limit: float) -> float:
-    """The largest norm that a mean can have, of contributions with these norms and `missing` more,
-    which are taken to be as large as the limit lets them be. Infinite where it cannot be told."""
+def most_norm(
+    norms: Sequence[float], works: Sequence[int], missing: int, limit: float, period: int
+) -> float:
+    """The largest norm of a mean of contributions with these norms and of `missing` more, as large
+    as the limit lets them be; two may have a period's work. Infinite where it cannot be told."""
     factors = norm_factors(norm_ratios(norms, works), limit)
     known = max((each * factor for each, factor in zip(norms, factors, strict=True)), default=0.0)
     if not missing:
         return known if norms else math.inf
-    usual = max(usual_norms(norms, works, max(works, default=1)), default=0.0)
-    most = limit_of(limit, len(norms) + missing) * usual
+    work = max(works, default=1) if missing == 1 else period
+    most = limit_of(limit, len(norms) + missing) * usual_norm(norms, works, work)
     return max(known, most) if most > 0 else math.inf
 
 
@@ -99,7 +99,7 @@ def least_factor(own: float, norms: Sequence[float], missing: int, limit: float)
     these norms, its own among them, and `missing` more, whatever the work behind them; 0 where it
     cannot be told."""
     known = [0.0] * missing + list(norms)
-    usual = max(usual_norms(known, (1,) * len(known)), default=0.0)
+    usual = usual_norm(known, (1,) * len(known), 1)
     if own == 0 or usual == 0:
         return 0.0
     return min(1.0, limit_of(limit, len(known)) * usual / own) if limit else 1.0

@@ -69,16 +69,19 @@ async def test_one_member_that_refuses_all_keeps_no_joiner_out(coordinated):
         return pb.JoinReply(refusal="no").SerializeToString()
 
     async def names(_: bytes) -> bytes:
-        said = [wire.member_to_message(swarm[name].node.gossip.me) for name in "xab"]
+        said = [wire.member_to_message(swarm[name].node.gossip.me) for name in "xaba"]
+        said[-1].peer, said[-1].address = "gone", "nowhere"  # always asked by now: it says nothing
         return pb.IntroduceReply(members=said).SerializeToString()
 
     async with Swarm(steady(100_000), "abx", at=2) as swarm:
+        swarm.network.close_port("nowhere", silent=True)
         x, packed = swarm["x"].node.server, swarm.problem.manifest.pack()
         x.calls_by["Control/Join"], x.calls["Coordinator/Introduce"] = refuses, names
         node = (await swarm.join("d", via="" if coordinated else "xa", min_peers=None)).node
         if coordinated:
             node._coordinator = CoordinatorClient("x", packed, node._first_contact, node)
         await swarm.until(lambda: swarm["d"].versions > (3,), 30)
+        await swarm.sleep(10)
         assert swarm["d"].warned("x refuses this peer: no; going on without it")
 
 

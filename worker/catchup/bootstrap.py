@@ -78,11 +78,11 @@ class Bootstrap:
         told: frozenset[str] | None = None
         while True:
             tried = self._problems.keys() >= tries.keys()
-            refusals = [each.result() for each in tries.values() if tried and each.done()]
+            refusals = [each.result() for each in tries.values() if each.done()]
             let_in = sum(problem is None for problem in self._problems.values())
-            if len(refusals) > let_in:  # else one of several may lie
+            if tried and len(refusals) > let_in:  # else one of several may lie
                 raise refusals[0]
-            for each in refusals:
+            for each in refusals if tried else ():
                 self._warnings.add(f"{each}; going on without it")
             if tried and node.published is not None and not self._first_contact.undialled:
                 fetched, under_way = True, False

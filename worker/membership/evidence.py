@@ -83,7 +83,7 @@ class _PeerLink:
 
 class Reachability:
     """Judges by the probes of this peer. Args: brief_s: shorter cuts are ignored. An unreachable
-    peer stays so until it has answered for twice that long, which doubles each time."""
+    peer stays so until it has answered for twice that long, or 4 s, which doubles each time."""
 
     def __init__(self, brief_s: float) -> None:
         self._brief_s = brief_s
@@ -94,7 +94,7 @@ class Reachability:
             return
         link.missed = 0
         link.answers_since = now if link.answers_since is None else link.answers_since
-        steady_s = 2 * self._brief_s * 2 ** min(link.flaps, _MOST_FLAPS)
+        steady_s = 2 * max(self._brief_s, _STANDS_S) * 2 ** min(link.flaps, _MOST_FLAPS)
         if link.unreachable and now - link.answers_since >= steady_s:
             link.unreachable, link.flaps = False, link.flaps + 1
 
@@ -165,7 +165,7 @@ class IdlePeers:
     def hear(self, known: Member, heard: Member, now: float) -> None:
         """Where a peer has another life, those have waited that were about to hear from it. Where
         it takes back too soon whom it does without, shards of others have moved there and back. In
-        an earlier phase it is waited for once more. A full list leaves out others by itself."""
+        an earlier phase it is waited for once more. A full list leaves out its last ones."""
         peer, life = heard.peer, heard.start_ms
         back = life != known.start_ms or heard.phase < known.phase
         for kind in ("unreachable", "idle"):
@@ -173,9 +173,9 @@ class IdlePeers:
             for of in before ^ after:
                 at, times = self._words.pop((peer, life, kind, of), (_NEVER, 0))
                 stands_s = _IDLE_STANDS_S if kind == "idle" else _STANDS_S * 2**times
-                back |= of in before and now < at + stands_s and len(after) < MAX_UNREACHABLE
-                times = min(times + (of in before), _MOST_FLAPS)
-                self._words[peer, life, kind, of] = now, times
+                full = len(after) == MAX_UNREACHABLE and of > max(after)
+                back |= of in before and now < at + stands_s and not full
+                self._words[peer, life, kind, of] = now, min(times + (of in before), _MOST_FLAPS)
         if not back:
             return
         begun = self._begun.setdefault(peer, deque(maxlen=STRIKES))

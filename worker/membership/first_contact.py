@@ -317,7 +317,7 @@ class CoordinatorClient:
             return
         known, now = self._gossip.address_of(member.peer), self._node.clock()
         due = now >= self._met_at.get(member.address, -math.inf) + _MEET_AGAIN_S
-        if member.live and known != member.address and due:
+        if member.live and known != member.address and due and self._refusal is None:
             self._met_at[member.address] = now
             self._node.spawn(self._contact(member))
 

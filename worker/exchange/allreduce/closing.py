@@ -199,8 +199,8 @@ class ReducedShards:
         if known is None or 2 * len(known) <= len(group):
             return math.inf
         norms, works = zip(*known.values(), strict=True)
-        missing = len({*contributors} - known.keys())
-        return robust.most_norm(norms, works, missing, self._config.norm_limit)
+        missing, period = len({*contributors} - known.keys()), self._layout.plan.inner_steps
+        return robust.most_norm(norms, works, missing, self._config.norm_limit, period)
 
     def least_factor(self, key: ShardKey, contributors: Group, own: float) -> float:
         """The least that a mean of these counts of this peer's contribution, of norm `own`, by what

@@ -19,6 +19,7 @@ from murmuration import ConfigError, IdentityError, PeersUnreachable, Swarm, Usa
 from murmuration.algorithms.fragments import Fragment, TensorSpec
 from murmuration.worker.library.site import Site
 from murmuration.worker.node import admission
+from murmuration.worker.training import optimizers
 from murmuration.worker.training.outer_state import unpacked
 from tests.support.peers import row
 from tests.support.refusals import one_line
@@ -313,7 +314,7 @@ def test_tied_weights_are_trained_as_one():
 
 def test_everything_public_is_documented_and_the_examples_are_right():
     assert all(getattr(murmuration, name).__doc__ for name in murmuration.__all__)
-    assert doctest.testmod(murmuration) == (0, 5)
+    assert doctest.testmod(murmuration) == doctest.testmod(optimizers) == (0, 5)
     with pytest.raises(AttributeError, match="no attribute 'torchtitan'"):
         murmuration.torchtitan  # noqa: B018
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from murmuration.worker.membership import Digest, Health, Member, newest
-from murmuration.worker.membership.evidence import IdlePeers, Waits
+from murmuration.worker.membership.evidence import IdlePeers, Reachability, Waits
 from murmuration.worker.membership.swim import MAX_MEMBERS, Membership, MembershipConfig, Probe
 
 CONFIG = MembershipConfig(
@@ -283,6 +283,25 @@ def test_words_stand_briefly_again_where_the_other_end_was_gone(gone, marked):
         idle.gone(peer)
     says([("b", 4), ("c", 4), ("b", 8)])
     assert idle.peers == marked
+
+
+@pytest.mark.parametrize(("taken", "given", "marked"), [("bcd", "xyz", ("a",)), ("xyz", "bcd", ())])
+def test_a_full_list_leaves_out_its_last_ones_alone(taken, given, marked):
+    idle, most = IdlePeers(), "efghijklmnopqrs"
+    for now, (before, after) in enumerate(zip(taken, given, strict=True)):
+        full, others = (replace(member("a"), unreachable=(each, *most)) for each in (before, after))
+        idle.hear(member("a"), full, now)
+        idle.hear(full, others, now + 0.5)
+    assert idle.peers == marked
+
+
+def test_a_word_stands_as_long_as_others_expect_however_briefly_this_peer_probes():
+    reach = Reachability(0.5)
+    for now in (0.0, 1.0, 2.0):
+        reach.missed("b", 1, now)
+    for now, unreachable in ((3.0, ("b",)), (6.9, ("b",)), (7.0, ())):
+        reach.answered("b", now)
+        assert reach.unreachable == unreachable
 
 
 def test_who_was_marked_is_waited_for_once_more_and_stays_out_for_twice_as_long():
