@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PRODUCT := $(VENV)/.product
 INSTALL ?= $(BIN)/pip install --no-compile
+# pip's own words about another Python name a library, and the environment would stay.
+MADE := test -x $(BIN)/python || { $(PYTHON) -c 'import sys; here = sys.version_info[:2]; sys.exit(not (3, 11) <= here < (3, 15) \
+	and "$(PYTHON) is Python %d.%d, and 3.11 to 3.14 are needed: say PYTHON=python3.11" % here)' && $(PYTHON) -m venv $(VENV); }
 ARGS ?=
 RUN := PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=. python
 LAB := $(RUN) -m tests.lab
@@ -27,12 +30,12 @@ help:  ## what there is; `python -m tests.lab` lists what measures us
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 $(READY): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(MADE)
 	$(INSTALL) --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 $(PRODUCT): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(MADE)
 	$(INSTALL) --quiet --constraint constraints.txt --editable .
 	touch $@
 

@@ -116,6 +116,15 @@ async def test_means_are_by_work():
         assert torch.allclose(swarm["a"].trainer.states[0].anchor, expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("names", ["a", "ab"])
+async def test_the_others_are_given_steps_where_there_are_any(names):
+    problem = Problem(steps=20, plan=Plan(inner_steps=20), step_s=dict.fromkeys(names, 2.0))
+    async with Swarm(problem, names) as swarm:
+        await swarm.sleep(10)
+        await swarm.leave("a")
+        assert len(swarm.peers.pop("a").of_kind("handed_in")) == len(names) - 1
+
+
 @pytest.mark.parametrize("names", ["ab", "abcd"])
 async def test_the_steps_of_a_peer_that_leaves_are_in_the_next_mean(names):
     """It leaves long before the others come to the round, and need not stay for it."""

@@ -501,7 +501,7 @@ def _joins(flags: WorkerFlags, identity: "Identity | None") -> str:
     if identity is None:
         return "--insecure" if flags.insecure else ""
     if (authority := Authority.load(flags.out)) is None:
-        return "--token TOKEN, as `murmur token create` gives it where the run was begun"
+        return "--token TOKEN, as `murmur token create RUN` gives it where RUN was begun"
     if not sys.stdout.isatty():
         return f"--token TOKEN, as `murmur token create {flags.out}` gives it here"
     return f"--token {authority.create_token(_PRINTED_USES)}"

@@ -421,7 +421,7 @@ class Admission:
             if contacts:
                 wanted = (
                     "it needs a token: make one where the run was begun, with `murmur token create "
-                    "RUN`, and give it as --token"
+                    "RUN`, which is its --out, and give it as --token"
                 )
             raise errors.ConfigError(
                 f"other machines can reach this peer, so {wanted} (or say --insecure: nothing is "

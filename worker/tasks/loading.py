@@ -132,7 +132,7 @@ def _check_options(name: str, factory: Callable[..., Task], options: Mapping[str
         if "seed" not in keywords:
             raise TaskError(f"task {name!r}: its factory must accept a keyword 'seed'")
         if unknown := sorted(set(options) - set(keywords)):
-            near = nearest(unknown[0], [each for each in keywords if each != "seed"])
+            near = nearest(unknown[0], sorted({"name", *keywords} - {"seed"}))
             raise TaskError(f"task {name!r} has no option {unknown[0]!r}{near}")
     for key, each in keywords.items():
         if each.default is each.empty and key not in {"seed", *options}:

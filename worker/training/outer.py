@@ -324,9 +324,10 @@ class OuterLoop:
                 break
             if not isinstance(end, mail.RoundDone | mail.RoundFailed):
                 continue
+            others = not isinstance(end, mail.RoundDone) or end.contributors > 1
             counts = end.handed_in if isinstance(end, mail.RoundFailed) else not end.missed
             given = sent.pop(end.fragment, None)
-            if given is not None and counts and given.round == end.round:
+            if given is not None and counts and others and given.round == end.round:
                 where = {"fragment": end.fragment, "round": end.round}
                 self.reporter.event("handed_in", **where, steps=given.work_steps)
 

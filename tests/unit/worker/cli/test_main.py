@@ -58,8 +58,8 @@ def refused(murmur: Murmur, code: int, typed: str) -> str:
 
 TOKEN_NEEDED = (
     "other machines can reach this peer, so it needs a token: make one where the run was begun, "
-    "with `murmur token create RUN`, and give it as --token (or say --insecure: nothing is "
-    "encrypted then, and anybody may join)"
+    "with `murmur token create RUN`, which is its --out, and give it as --token (or say "
+    "--insecure: nothing is encrypted then, and anybody may join)"
 )
 NO_ADDRESS = "is no HOST:PORT, such as 192.0.2.7:7700"
 SERVED = "machine, up to 65535, such as 9464, or HOST:PORT where others are to read it"
@@ -93,6 +93,8 @@ HELP = " --help`"
          "--text missing.txt: text 'missing.txt': no such file or folder", ""),
         (4, "up --set task.name=lama-bytes", "--set task.name=lama-bytes: unknown task "
          "'lama-bytes'; did you mean 'llama-bytes'?", ""),
+        (4, "up --set task.nmae=x", "--set task.nmae=x: task 'llama-bytes' has no option 'nmae'; ",
+         "did you mean 'name'?"),
         (4, "up --set task.batchsize=3", "--set task.batchsize=3: task 'llama-bytes' has no option "
          "'batchsize'; did you mean 'batch_size'?", ""),
         (4, "up --model tny", "--model tny: unknown model 'tny'; did you mean 'tiny'?", ""),

@@ -87,7 +87,7 @@ def test_one_that_was_let_in_says_where_tokens_are_made(tmp_path):
     identity = Authority.make(tmp_path / "first").new_identity(Role.PEER, "w1")
     identity.save(tmp_path / "w1")
     assert _joins(flags(tmp_path / "w1"), identity) == (
-        "--token TOKEN, as `murmur token create` gives it where the run was begun"
+        "--token TOKEN, as `murmur token create RUN` gives it where RUN was begun"
     )
     with pytest.raises(ConfigError, match="has the certificate of peer w1, not of peer w2"):
         flags(tmp_path / "w1", name="w2").identity(Newcomer())
