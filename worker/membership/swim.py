@@ -244,7 +244,8 @@ class Membership:
             self._outline_changed = True
         if not member.live:  # a word stands, whatever else it says of itself
             self._reach.links.pop(member.peer, None)
-            self._idle.gone(member.peer)
+            if known is not None and known.live:
+                self._idle.gone(member.peer)
         if member.live or member.peer in self._proven:
             self._forgettable.pop(member.peer, None)
         else:

@@ -473,8 +473,9 @@ class ReducedShards:
         if self.further(key, order):
             most_s = min(most_s, self.patience.habit_s(key.fragment) / OVERDUE)
         most_s += self.transfer_s(key.fragment, [reducer])
-        brief_s, at = self.patience.brief_s(key.fragment), (key.fragment, key.round)
-        if brief_s is None or len(order) <= 2 or reducer in self._announced.get(at, ()):
+        brief_s = self.patience.brief_s(key.fragment)
+        begun = self._announced.get((key.fragment, key.round), {})  # none, if this reduces nothing
+        if brief_s is None or len(order) <= 2 or reducer in begun or not begun:
             return most_s
         return min(most_s, OVERDUE * brief_s + self.transfer_s(key.fragment, order))
 

@@ -95,8 +95,6 @@ HELP = " --help`"
          "'lama-bytes'; did you mean 'llama-bytes'?", ""),
         (4, "up --set task.nmae=x", "--set task.nmae=x: task 'llama-bytes' has no option 'nmae'; ",
          "did you mean 'name'?"),
-        (4, "up --set task.batchsize=3", "--set task.batchsize=3: task 'llama-bytes' has no option "
-         "'batchsize'; did you mean 'batch_size'?", ""),
         (4, "up --model tny", "--model tny: unknown model 'tny'; did you mean 'tiny'?", ""),
         (8, "generate nowhere 'def '", "nowhere: no usable checkpoint; ",
          "name a folder that `murmur` wrote to"),

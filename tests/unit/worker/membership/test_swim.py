@@ -3,7 +3,7 @@ against others: their word, lost probes, and rounds that waited in vain."""
 
 import itertools
 import random
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import pytest
@@ -270,18 +270,13 @@ def test_who_is_late_by_itself_for_partners(said, late):
 @pytest.mark.parametrize(("gone", "marked"), [("bc", ()), ("", ("a",))])
 def test_words_stand_briefly_again_where_the_other_end_was_gone(gone, marked):
     idle, now = IdlePeers(), 0.0
-
-    def says(words: Iterable[tuple[str, int]]) -> None:
-        nonlocal now
-        for of, stands_s in words:
-            cut = replace(member("a"), unreachable=(of,))
-            idle.hear(member("a"), cut, now)
-            idle.hear(cut, member("a"), now := now + stands_s)
-
-    says(itertools.product("bc", (4, 8, 16, 32)))
-    for peer in gone:
-        idle.gone(peer)
-    says([("b", 4), ("c", 4), ("b", 8)])
+    words = [*itertools.product("bc", (4, 8, 16, 32)), ("b", 4), ("c", 4), ("b", 8)]
+    for number, (of, stands_s) in enumerate(words):
+        for peer in gone if number == 8 else ():
+            idle.gone(peer)
+        cut = replace(member("a"), unreachable=(of,))
+        idle.hear(member("a"), cut, now)
+        idle.hear(cut, member("a"), now := now + stands_s)
     assert idle.peers == marked
 
 
